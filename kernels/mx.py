@@ -10,10 +10,9 @@ matrix in tiles (:func:`kernels.layout.swizzle_scale`), flat, with zeros in the 
 (NVIDIA's recipe), ``floor`` is OCP MX 1.0, ``ceil`` and ``even`` are torchao's. Codes are rounded to nearest with ties
 to even and saturate. Under ``rceil`` and NVFP4 a NaN stays in its element (the largest value where the format has no
 NaN) and an infinity saturates; under the others either makes its block NaN. Plain torch operations, the same bits on
-every device, unless ``FP8_KERNELS_LIBRARY_QUANTISERS`` lets a library quantise on Blackwell, by its own formula
-(:mod:`kernels.backends.flashinfer_quant`). Under ``torch.compile`` each quantiser is one operator, whose products no
-compiler contracts. Further forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`,
-:mod:`kernels.mx_columns` and :mod:`kernels.mx_experts`.
+every device; under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Further
+forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`, :mod:`kernels.mx_columns` and
+:mod:`kernels.mx_experts`.
 
 Source: OCP Microscaling Formats 1.0; FlashInfer and torchao (mx_formats).
 """
@@ -24,28 +23,19 @@ import torch
 from torch import Tensor
 
 from . import checks
-from . import platform as machines
-from .backends.declaration import Backend
 from .errors import OptionError, shown
 from .mx_blocks import (
     FP8_ELEMENTS,
-    HEIGHTS,
-    LINEAR,
     MX_BLOCK,
     NVFP4_BLOCK,
     compiled_op,
     fp4_values,
-    in_blocks,
     load_scale,
+    quantised,
     scale_bytes,
     times,
-    to_mxfp4,
-    to_mxfp8,
-    to_nvfp4,
 )
 from .operators import empty
-from .routes import dtype_name, route
-from .support import BLACKWELL
 from .verbs import verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -85,14 +75,7 @@ def nvfp4_fake(
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-def _planned(op: str, x: Tensor, layout: str) -> Backend | None:
-    """The backend of a plan for ``x [M, K]`` on a machine with block-scaled instructions; None elsewhere."""
-    if layout not in (*HEIGHTS, LINEAR) or machines.current_machine().sm not in BLACKWELL:
-        return None
-    return route(op, x.device, ("a_dtype", dtype_name(x.dtype)), ("tiles", layout))
-
-
-@verb("cast", outputs=("q", "scale"), fake=mxfp8_fake, native=("quant_mxfp8",))
+@verb("quant_mxfp8", outputs=("q", "scale"), fake=mxfp8_fake)
 def mxfp8_quantize(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
@@ -126,16 +109,11 @@ def mxfp8_quantize(
     checks.multiple("alignment", checks.positive("alignment", alignment), MX_BLOCK, "the elements that share a scale")
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_quantize", x, layout, rounding, element, alignment)
-    if behind := -x.shape[-1] % alignment:
-        checks.multiple("K", x.shape[-1], MX_BLOCK, f"{MX_BLOCK} elements share a scale; pad K")
-        x = torch.nn.functional.pad(x, (0, behind))
-    in_blocks(x, MX_BLOCK)
-    if (rounding, element) == ("rceil", "e4m3") and (run := _planned("quant_mxfp8", x, layout)) is not None:
-        return run.quant_mxfp8(x, layout)
-    return to_mxfp8(x, layout, rounding, element)
+    columns = x.shape[-1] + -x.shape[-1] % alignment
+    return quantised("quant_mxfp8", x, element, rounding=rounding, layout=layout, columns=columns)
 
 
-@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake, native=("quant_mxfp4",))
+@verb("quant_mxfp4", outputs=("q", "scale"), fake=mxfp4_fake)
 def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP4; parameters as of :func:`mxfp8_quantize`.
 
@@ -146,19 +124,10 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     """
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_quantize", x, layout, rounding)
-    in_blocks(x, MX_BLOCK)
-    if rounding == "rceil" and (run := _planned("quant_mxfp4", x, layout)) is not None:
-        return run.quant_mxfp4(x, layout)
-    return to_mxfp4(x, layout, rounding)
+    return quantised("quant_mxfp4", x, "e2m1", rounding=rounding, layout=layout)
 
 
-@verb(
-    "cast",
-    contracts=("nvfp4_quantize", "scaled_fp4_quant"),
-    outputs=("q", "scale"),
-    fake=nvfp4_fake,
-    native=("quant_nvfp4",),
-)
+@verb("quant_nvfp4", contracts=("nvfp4_quantize", "scaled_fp4_quant"), outputs=("q", "scale"), fake=nvfp4_fake)
 def nvfp4_quantize(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -194,10 +163,9 @@ def nvfp4_quantize(
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize", x, global_scale, layout, is_global_scale_inversed)
-    in_blocks(x, NVFP4_BLOCK)
-    if not by_row and not is_global_scale_inversed and (run := _planned("quant_nvfp4", x, layout)) is not None:
-        return run.quant_nvfp4(x, global_scale, layout)
-    return to_nvfp4(x, global_scale, layout, is_global_scale_inversed)
+    return quantised(
+        "quant_nvfp4", x, "e2m1", layout=layout, global_scale=global_scale, inversed=is_global_scale_inversed
+    )
 
 
 @verb("cast")

@@ -17,9 +17,11 @@ from . import checks
 from .checks import WIDE
 from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
+from .routes import dtype_name, route
 
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 LINEAR = "linear"
+ROUNDINGS = ("rceil", "floor", "ceil", "even")
 HEIGHTS = {"128x4": 128, "8x4": 8}
 # Largest value, its exponent, and the fraction bits of an element format (OCP Microscaling Formats 1.0, 5.3).
 FP8_ELEMENTS = {"e4m3": (448.0, 8, 3, torch.float8_e4m3fn), "e5m2": (57344.0, 15, 2, torch.float8_e5m2)}
@@ -59,18 +61,6 @@ def scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
 # --- blocks and scales --------------------------------------------------------------------------------------------
 
 
-def in_blocks(x: Tensor, width: int) -> None:
-    """Refuse a matrix that does not consist of blocks of ``width``.
-
-    ``x`` ``[M, K]`` bf16, f16 or f32.
-
-    Raises DtypeError, InputError, LayoutError, ShapeError.
-    """
-    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
-    checks.nonempty("x", x, 0, 1)
-    checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
-
-
 def split_blocks(x: Tensor, width: int) -> Tensor:
     """Float32 ``[M, K / width, width]``.
 
@@ -78,8 +68,68 @@ def split_blocks(x: Tensor, width: int) -> Tensor:
 
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
-    in_blocks(x, width)
+    whole_blocks(x, width)
     return x.float().reshape(x.shape[0], x.shape[1] // width, width)
+
+
+def whole_blocks(x: Tensor, width: int) -> None:
+    """Refuse what is no matrix of whole blocks.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32. Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
+    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
+    checks.nonempty("x", x, 0, 1)
+    checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
+
+
+def quantised(
+    op: str,
+    x: Tensor,
+    element: str,
+    *,
+    rounding: str = "rceil",
+    layout: str = "128x4",
+    columns: int | None = None,
+    global_scale: Tensor | None = None,
+    inversed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Codes and scale bytes of a matrix by the backend of the plan.
+
+    Parameters
+    ----------
+    op
+        ``quant_mxfp8``, ``quant_mxfp4`` or ``quant_nvfp4``.
+    x
+        ``[M, K]`` bf16, f16 or f32, of whole blocks.
+    element
+        ``e4m3``, ``e5m2`` or ``e2m1``, two codes a byte.
+    rounding, layout
+        As of :func:`kernels.mxfp8_quantize`.
+    columns
+        Of the codes, zeros behind the values; default ``K``.
+    global_scale
+        float32 ``[1]`` or ``[M]``: blocks of 16 under E4M3 scales (:func:`two_levels`, ``inversed``). None: blocks of
+        32 under E8M0 scales.
+
+    Returns
+    -------
+    q, scale
+        ``[M, columns]`` E4M3 or E5M2, or uint8 ``[M, columns / 2]``; uint8, ``[M, columns / width]`` or flat in tiles.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
+    """
+    whole_blocks(x, MX_BLOCK if global_scale is None else NVFP4_BLOCK)
+    if rounding not in ROUNDINGS:
+        raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
+    if layout != LINEAR:
+        _tile(layout)
+    own = rounding == "rceil" and element != "e5m2" and not inversed
+    usual = own and (global_scale is None or global_scale.numel() == 1)
+    key = ("a_dtype", dtype_name(x.dtype)), ("tiles", layout), ("recipe", "usual" if usual else "other")
+    run = route(op, x.device, *key).quant_blocks
+    return run(x, element, rounding, layout, columns or x.shape[1], global_scale, inversed)
 
 
 def block_amax(blocks: Tensor) -> Tensor:
@@ -106,8 +156,8 @@ def shared_exponent(blocks: Tensor, rounding: str, top: float, emax: int, fracti
     if rounding == "even":
         rounded = bits + (1 << (22 - fraction))
         bits = torch.where(bits < INF_BITS, rounded, bits)
-    elif rounding not in ("floor", "ceil"):
-        raise OptionError(f"rounding={shown(rounding)}: there are rceil, floor, ceil, even")
+    elif rounding not in ROUNDINGS:
+        raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     step = (bits & 0x7FFFFF != 0).int() if rounding == "ceil" else 0
     return torch.where(bits < INF_BITS, ((bits >> 23) + step - emax).clamp(0, 254), NAN_BYTE)
 
@@ -134,46 +184,6 @@ def _tile(layout: str) -> str:
     if layout not in HEIGHTS:
         raise OptionError(f"layout={shown(layout)}: there are {', '.join(HEIGHTS)}, {LINEAR}")
     return layout
-
-
-def to_mxfp8(x: Tensor, layout: str, rounding: str = "rceil", element: str = "e4m3") -> tuple[Tensor, Tensor]:
-    """Codes and scale bytes of :func:`kernels.mxfp8_quantize`.
-
-    ``x`` ``[M, K]`` bf16, f16 or f32; returns ``[M, K]`` of the element's dtype and uint8.
-
-    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
-    """
-    top, emax, fraction, dtype = FP8_ELEMENTS[element]
-    blocks = split_blocks(x, MX_BLOCK)
-    byte = shared_exponent(blocks, rounding, top, emax, fraction)
-    scaled = blocks * power(254 - byte)[..., None]
-    q = scaled.clamp(-top, top).masked_fill((byte == NAN_BYTE)[..., None], torch.nan).to(dtype)
-    return q.flatten(1), store_scale(byte, layout)
-
-
-def to_mxfp4(x: Tensor, layout: str, rounding: str = "rceil") -> tuple[Tensor, Tensor]:
-    """Codes and scale bytes of :func:`kernels.mxfp4_quantize`.
-
-    ``x`` ``[M, K]`` bf16, f16 or f32; returns uint8 ``[M, K / 2]`` and uint8.
-
-    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
-    """
-    blocks = split_blocks(x, MX_BLOCK)
-    byte = shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
-    return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
-
-
-def to_nvfp4(x: Tensor, global_scale: Tensor, layout: str, inverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Codes and scale bytes of :func:`kernels.nvfp4_quantize`.
-
-    ``x`` ``[M, K]`` bf16, f16 or f32, ``global_scale`` of one value or ``[M]``; returns uint8 ``[M, K / 2]`` and uint8.
-
-    Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
-    """
-    blocks = split_blocks(x, NVFP4_BLOCK)
-    g = global_scale.reshape(-1, 1) if global_scale.numel() > 1 else global_scale.reshape(())
-    scale, factor = two_levels(block_amax(blocks), g, inverse)
-    return pack_nearest(blocks * factor[..., None]), store_scale(scale, layout)
 
 
 def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str = "scale") -> Tensor:

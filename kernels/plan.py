@@ -62,9 +62,9 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "quant_norm": ("triton", "eager"),
     "quant_rope": ("triton", "eager"),
     "quant_cache": ("triton", "eager"),
-    "quant_mxfp8": ("flashinfer_quant", "eager"),
-    "quant_mxfp4": ("flashinfer_quant", "eager"),
-    "quant_nvfp4": ("flashinfer_quant", "cutlass", "eager"),
+    "quant_mxfp8": ("flashinfer_quant", "cutlass", "triton", "eager"),
+    "quant_mxfp4": ("flashinfer_quant", "cutlass", "triton", "eager"),
+    "quant_nvfp4": ("flashinfer_quant", "cutlass", "triton", "eager"),
     "cast": ("eager",),
     "layout": ("eager",),
     "linear": ("cutlass", "sgl_kernel", "torch", "eager"),
@@ -244,6 +244,7 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "scale_format": (None, "ue8m0", "float32"),
     "tiles": (None, "128x4", "8x4", "linear"),
     "alpha": (None, "one", "group"),
+    "recipe": (None, "usual", "other"),
 }
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""
 NO_BACKEND = "no backend"

@@ -497,7 +497,8 @@ class Problem:
     ``scale_format`` is what block scales may hold: ``ue8m0``, powers of two alone, or ``float32``. ``tiles`` is how
     scale bytes of codes lie, ``128x4``, ``8x4`` or ``linear``; ``alpha`` for what there is a factor, ``one`` for the
     product or one for each ``group``; the rows of every group begin at multiples of ``row_alignment``; ``a_width`` and
-    ``b_width`` are how many codes of a row share a scale.
+    ``b_width`` are how many codes of a row share a scale; ``recipe`` of a quantiser of blocks is ``usual`` where its
+    scales are rounded up, its codes E4M3 or E2M1 and its global scale one, or ``other``.
     """
 
     op: str
@@ -525,6 +526,7 @@ class Problem:
     row_alignment: int | None = None
     a_width: int | None = None
     b_width: int | None = None
+    recipe: str | None = None
 
     def __str__(self) -> str:
         """The fields that differ from their defaults, in one line."""

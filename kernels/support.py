@@ -74,10 +74,9 @@ LEAST_1D1D = 33
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
 MX_LAYERS = ("moe_nvfp4", "moe_mxfp8_mxfp4", "moe_mxfp8")
 """Layers of experts of MX and NVFP4 that a library has in one call."""
-MX_QUANTISERS = ("quant_mxfp8", "quant_mxfp4", "quant_nvfp4")
-"""Quantisers of one matrix to codes with a scale byte for each block."""
+BLOCK_QUANTISERS = ("quant_mxfp8", "quant_mxfp4", "quant_nvfp4")
+"""Quantisers whose blocks share a scale byte."""
 PLAIN_TORCH_ON_GPU = (
-    *MX_QUANTISERS,
     "quant_tensor",
     "quant_token",
     "quant_group",
@@ -87,6 +86,7 @@ PLAIN_TORCH_ON_GPU = (
     "quant_norm",
     "quant_rope",
     "quant_cache",
+    *BLOCK_QUANTISERS,
     "cast",
     "layout",
 )
@@ -199,6 +199,7 @@ SGL_NEEDS = {
 TILED = "the scales lie {value}; it reads tiles of 128x4"
 ORDER = "batch-invariant mode keeps one order of sums for every M; {backend} states none"
 DSL = "nvidia-cutlass-dsl {value} before 4.5.1 compiles garbage (NVIDIA/cutlass 3227); install a newer one"
+OTHER_RECIPE = "it has the usual recipe: scales rounded up, codes of E4M3 or E2M1, one global scale for the tensor"
 OWN_FORMULA = (
     "it quantises by its own formula, whose codes at ties may be neighbours; FP8_KERNELS_LIBRARY_QUANTISERS=1 allows it"
 )
@@ -309,10 +310,12 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "mxfp4_tight"),
         _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_tight"),
         _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "mxfp4_tight"),
+        _need("op", "none", None, "its quantiser of blocks is NVFP4's", "quant_mxfp8", "quant_mxfp4"),
         _need("sm", "in", BLACKWELL, "its FP4 quantiser is Blackwell's; this is {arch}", "quant_nvfp4"),
         _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "quant_nvfp4"),
         _need("library_quantisers", "in", (True,), OWN_FORMULA, "quant_nvfp4"),
         _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16", "quant_nvfp4"),
+        _need("recipe", "in", ("usual",), OTHER_RECIPE, "quant_nvfp4"),
         _need("tiles", "in", ("128x4", "linear"), "the scales lie {value}; it writes tiles of 128x4, or none",
               "quant_nvfp4"),
         *_multiples("nvfp4_tight", "mxfp4_tight", k=32, n=8),
@@ -495,6 +498,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}"),
         *(_need("cuda", ">=", (12, 9), "needs CUDA 12.9 on {arch}; this is {cuda_text}", sm=sm) for sm in (103, 121)),
         _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16"),
+        _need("recipe", "in", ("usual",), OTHER_RECIPE),
     ),
     "flashinfer_cutlass": (
         *_flashinfer(*BLACKWELL),

@@ -250,14 +250,17 @@ def nvfp4_product(
 
 
 @on_its_device
-def quant_nvfp4(x: Tensor, global_scale: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+def quant_blocks(
+    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
+) -> tuple[Tensor, Tensor]:
     """``scaled_fp4_quant`` into outputs of zeros: it does not write the padding of the scales.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    m, blocks, tiled = x.shape[0], x.shape[1] // 16, layout != "linear"
+    assert global_scale is not None, "the operation is that of NVFP4"
+    m, blocks, tiled = x.shape[0], columns // 16, layout != "linear"
     height, width = (-(-m // 128) * 128, -(-blocks // 4) * 4) if tiled else (m, blocks)
-    q = torch.empty(m, x.shape[1] // 2, dtype=torch.uint8, device=x.device)
+    q = torch.empty(m, columns // 2, dtype=torch.uint8, device=x.device)
     memory = torch.zeros(height * width, dtype=torch.uint8, device=x.device)
     scale = memory.view(torch.int32).view(height, width // 4) if tiled else memory.view(height, width)
     operators().scaled_fp4_quant.out(dense(x), global_scale.reshape(1), tiled, output=q, output_scale=scale)
@@ -342,7 +345,7 @@ BACKEND = Backend(
     grouped_scaled=grouped_scaled,
     block_product=block_product,
     nvfp4_product=nvfp4_product,
-    quant_nvfp4=quant_nvfp4,
+    quant_blocks=quant_blocks,
     nvfp4_tight=tight,
     mxfp4_tight=tight,
     numerics=numerics,

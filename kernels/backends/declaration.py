@@ -233,10 +233,9 @@ class Backend:
         _absent
     )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
-    quant_mxfp8: Callable[[Tensor, str], Pair] = _absent  # (x [M, K], layout)
-    quant_mxfp4: Callable[[Tensor, str], Pair] = _absent  # (x, layout)
-    quant_nvfp4: Callable[[Tensor, Tensor, str], Pair] = _absent
-    """``(x, global_scale [1], layout)``: codes two a byte, scale bytes flat in tiles, or linear ``[M, K / 16]``."""
+    quant_blocks: Callable[[Tensor, str, str, str, int, Tensor | None, bool], Pair] = _absent
+    """``(x, element, rounding, layout, columns, global_scale, inversed)``: blocks that share a scale byte
+    (:func:`kernels.mx_blocks.quantised`)."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -365,6 +364,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "quant_norm": (("norm_static", "norm_group"),),
     "quant_rope": (("rope",),),
     "quant_cache": (("cache_store", "cache_tiles", "cache_nvfp4", "cache_gather"),),
+    **{op: (("quant_blocks",),) for op in support.BLOCK_QUANTISERS},
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),

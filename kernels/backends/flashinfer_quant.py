@@ -46,45 +46,26 @@ def _layout(layout: str) -> Any:
     return library("flashinfer.tllm_enums").SfLayout[f"layout_{layout}"]
 
 
-def _bytes(q: Tensor, scale: Tensor, rows: int, layout: str, dtype: torch.dtype) -> Pair:
-    """Codes of a dtype, and scale bytes flat, or by row and column."""
+@on_its_device
+def quant_blocks(
+    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
+) -> Pair:
+    """One call of the library, its outputs as the layer has them.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    whole, lies = dense(torch.nn.functional.pad(x, (0, columns - x.shape[1]))), _layout(layout)
+    with ONE_CALL:
+        if element != "e2m1":
+            made = library().mxfp8_quantize(whole, layout != "linear", backend=CUDA, sf_swizzle_layout=lies)
+        elif global_scale is None:
+            made = library().mxfp4_quantize(whole, backend=CUDA, sfLayout=lies)
+        else:
+            made = library().nvfp4_quantize(whole, global_scale.reshape(1), lies, backend=CUDA, nvfp4_4over6=None)
+    q, scale = made
     memory = scale.view(torch.uint8).reshape(-1)
-    return q.view(dtype), memory.view(rows, -1) if layout == "linear" else memory
+    codes = q.view(torch.float8_e4m3fn if element != "e2m1" else torch.uint8)
+    return codes, memory.view(x.shape[0], -1) if layout == "linear" else memory
 
 
-@on_its_device
-def quant_mxfp8(x: Tensor, layout: str) -> Pair:
-    """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
-    with ONE_CALL:
-        q, scale = library().mxfp8_quantize(
-            dense(x), layout != "linear", backend=CUDA, sf_swizzle_layout=_layout(layout)
-        )
-    return _bytes(q, scale, x.shape[0], layout, torch.float8_e4m3fn)
-
-
-@on_its_device
-def quant_mxfp4(x: Tensor, layout: str) -> Pair:
-    """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
-    with ONE_CALL:
-        q, scale = library().mxfp4_quantize(dense(x), backend=CUDA, sfLayout=_layout(layout))
-    return _bytes(q, scale, x.shape[0], layout, torch.uint8)
-
-
-@on_its_device
-def quant_nvfp4(x: Tensor, global_scale: Tensor, layout: str) -> Pair:
-    """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
-    with ONE_CALL:
-        q, scale = library().nvfp4_quantize(
-            dense(x), global_scale.reshape(1), _layout(layout), backend=CUDA, nvfp4_4over6=None
-        )
-    return _bytes(q, scale, x.shape[0], layout, torch.uint8)
-
-
-BACKEND = Backend(
-    name="flashinfer_quant",
-    kernel=kernel,
-    missing=missing,
-    quant_mxfp8=quant_mxfp8,
-    quant_mxfp4=quant_mxfp4,
-    quant_nvfp4=quant_nvfp4,
-)
+BACKEND = Backend(name="flashinfer_quant", kernel=kernel, missing=missing, quant_blocks=quant_blocks)

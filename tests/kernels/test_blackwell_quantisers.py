@@ -5,6 +5,7 @@ The fakes quantise by the recipes that the oracle has of the libraries (:mod:`te
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -121,11 +122,11 @@ def test_right_by_the_formula_of_the_library(row: Row) -> None:
 @pytest.mark.parametrize("op", ["quant_mxfp8", "quant_mxfp4", "quant_nvfp4"])
 def test_one_step_outside_is_refused(op: str) -> None:
     """Float32 is no input of a library; a switch that is off leaves plain torch; below sm100 the kernels are empty."""
-    problem = Problem(op, k=96, tiles="128x4", a_dtype="bfloat16")
-    outside = Problem(op, k=96, tiles="128x4", a_dtype="float32")
+    problem = Problem(op, k=96, tiles="128x4", a_dtype="bfloat16", recipe="usual")
     machine = Machine.described("sm100")
-    for name, why in considered(problem, machine, ALLOWED).items():
-        assert why is None
-        assert name == "eager" or considered(outside, machine, ALLOWED)[name] is not None
-        assert name == "eager" or considered(problem, machine, Config())[name] is not None
-        assert name == "eager" or considered(problem, Machine.described("sm90"), ALLOWED)[name] is not None
+    for name in ("flashinfer_quant", "cutlass") if op == "quant_nvfp4" else ("flashinfer_quant",):
+        assert considered(problem, machine, ALLOWED)[name] is None
+        for field, value in (("a_dtype", "float32"), ("recipe", "other")):
+            assert considered(dataclasses.replace(problem, **{field: value}), machine, ALLOWED)[name] is not None
+        assert considered(problem, machine, Config())[name] is not None
+        assert considered(problem, Machine.described("sm90"), ALLOWED)[name] is not None

@@ -692,6 +692,7 @@ def empty(x: Tensor) -> Tensor:
 @contextlib.contextmanager
 def simulated(machine: Machine, config: Config | None = None) -> Iterator[Libraries]:
     """Within the block the layer runs on this machine, with these libraries, and takes CPU tensors for a GPU's."""
+    machine = machine.with_package("triton", "a Triton kernel does not run on a CPU")
     fakes, patch = Libraries(machine), pytest.MonkeyPatch()
     package = types.ModuleType("flashinfer")
     for part in ("gemm", "autotuner", "fused_moe"):
