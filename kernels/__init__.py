@@ -20,13 +20,13 @@ from .linear import *
 from .logits import *
 from .moe import *
 from .moe_layer import *
-from .moe_mx import *
 from .moe_pipelines import *
 from .mx import *
 from .mx_columns import *
 from .mx_experts import *
 from .mx_forms import *
 from .mx_logits import *
+from .mx_moe import *
 from .mx_products import *
 from .platform import *
 from .quantize import *

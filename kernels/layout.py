@@ -316,6 +316,34 @@ def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     return take(w, shuffled_rows(n, epilogue_tile_m, w.device))
 
 
+@verb()
+def unshuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
+    """The inverse of :func:`shuffle_matrix_a`, for a loader that meets a weight which a kernel's layout has already.
+
+    Returns the same shape and dtype.
+
+    ``w`` ``[N, K]`` of any dtype, N a multiple of the block (ShapeError); a new tensor. Values are moved, NaN included.
+
+    Raises InputError, LayoutError.
+    """
+    n = checks.rank("w", w, 2).shape[0]
+    return take(w, torch.argsort(shuffled_rows(n, epilogue_tile_m, w.device)))
+
+
+@verb()
+def restore_rows_of_gated_act_gemm(w: Tensor) -> Tensor:
+    """The inverse of :func:`reorder_rows_for_gated_act_gemm`: even rows, then odd ones.
+
+    Returns the same shape and dtype.
+
+    ``w`` ``[N, K]`` of any dtype, N even (ShapeError); a new tensor. Values are moved, NaN included.
+
+    Raises InputError, LayoutError.
+    """
+    n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
+    return take(w, torch.argsort(gated_rows(n, w.device)))
+
+
 @verb("layout", adapter=_rotated)
 def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     gemm1: Tensor, gemm2: Tensor, is_gated_activation: bool = True
@@ -343,6 +371,36 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     if is_gated_activation:
         rows = gated_rows(n1, gemm1.device)[rows]
     return take(gemm1, rows, 1), take(gemm2, shuffled_rows(n2, 128, gemm2.device, "rows of gemm2 (w2)"), 1)
+
+
+@verb()
+def unrotate_weights_of_fi_trtllm_fp8_per_tensor_moe(
+    gemm1: Tensor, gemm2: Tensor, is_gated_activation: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The inverse of :func:`rotate_weights_for_fi_trtllm_fp8_per_tensor_moe`.
+
+    Parameters
+    ----------
+    gemm1, gemm2
+        ``[E, 2I, H]`` (or ``[E, I, H]`` without gating) and ``[E, H, I]``, any dtype of one byte or more.
+
+    Returns
+    -------
+    gemm1, gemm2
+        New tensors of the same shapes.
+        Of the same dtypes.
+
+    Raises
+    ------
+    DeviceError, InputError, LayoutError, ShapeError
+    """
+    n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
+    checks.same_device(gemm1=gemm1, gemm2=gemm2)
+    rows = shuffled_rows(n1, 128, gemm1.device, "rows of gemm1 (w13)")
+    if is_gated_activation:
+        rows = gated_rows(n1, gemm1.device)[rows]
+    second = torch.argsort(shuffled_rows(n2, 128, gemm2.device, "rows of gemm2 (w2)"))
+    return take(gemm1, torch.argsort(rows), 1), take(gemm2, second, 1)
 
 
 def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:

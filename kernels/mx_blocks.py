@@ -144,7 +144,10 @@ def quantised(
         raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     if layout != LINEAR:
         _tile(layout)
-    run = route(op, x.device, ("a_dtype", dtype_name(x.dtype))).quant_blocks
+    own = rounding == "rceil" and element != "e5m2" and not inversed
+    usual = own and (global_scale is None or global_scale.numel() == 1)
+    key = ("a_dtype", dtype_name(x.dtype)), ("tiles", layout), ("recipe", "usual" if usual else "other")
+    run = route(op, x.device, *key).quant_blocks
     return run(x, element, rounding, layout, columns or x.shape[1], global_scale, inversed)
 
 

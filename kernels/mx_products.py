@@ -35,7 +35,7 @@ from .errors import DtypeError, OptionError, ShapeError, shown
 from .layout import shuffled_rows
 from .mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
 from .routes import dtype_name, route
-from .support import BLACKWELL, DENSE_MX, FEW_ROWS, MX_OPERATIONS, TILE_ROWS
+from .support import BLACKWELL, DENSE_MX, FEW_ROWS, MIXED, MX_OPERATIONS, TIGHT_MX, TILE_ROWS
 from .verbs import serve, verb
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
@@ -43,8 +43,9 @@ HALVES = (torch.bfloat16, torch.float16)
 HIGH, FLAT = "128x4", "8x4"
 TORCH_NAMES = ("mat_a", "mat_b", "scale_a", "scale_b")
 SWIZZLES = {"SWIZZLE_32_4_4": HIGH, "NO_SWIZZLE": LINEAR}
-DENSE, BATCHED, GROUPED, OTHER = "product", "batched", "grouped", ""
-"""How the rows of ``a`` meet the weights: one weight; as many rows for each; groups in FlashInfer's placement; else."""
+DENSE, BATCHED, GROUPED, TIGHT, OTHER = "product", "batched", "grouped", "tight", ""
+"""How the rows of ``a`` meet the weights: one weight; as many rows for each; groups in FlashInfer's placement; groups
+in tiles one behind the other; else. Of DeepGEMM's it is the operation itself (:data:`kernels.support.MIXED`)."""
 
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -407,7 +408,7 @@ def grouped_product(
     return out
 
 
-@verb("mx_product")
+@verb("mx_product", native=TIGHT_MX)
 def scaled_grouped_mm_mx(
     mat_a: Tensor,
     mat_b: Tensor,
@@ -470,7 +471,7 @@ def scaled_grouped_mm_mx(
             raise ShapeError(f"scale_a holds {memory.numel()} scales; the tiles of these experts take {least}")
     first = torch.cat([scale.new_zeros(1), scale[:-1]])
     table = torch.stack([start, end, first, torch.arange(groups, dtype=torch.int32, device=offs.device) * _up(n)])
-    run_product(mat_a, left, mat_b, right, out, Rows(table), alpha, names=TORCH_NAMES)
+    run_product(mat_a, left, mat_b, right, out, Rows(table), alpha, names=TORCH_NAMES, form=TIGHT)
     return out
 
 
@@ -531,7 +532,7 @@ def scaled_grouped_mm_mx_k_groups(
 # --- DeepGEMM -------------------------------------------------------------------------------------------------------
 
 
-@verb("mx_product", adapter=_mixed())
+@verb("mx_product", adapter=_mixed(), native=MIXED[:1])
 def fp8_fp4_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -574,10 +575,10 @@ def fp8_fp4_gemm_nt(
         checks.shape("c", checks.dtype("c", checks.tensor("c", c), out.dtype), tuple(out.shape), "[M, N]")
         checks.same_device(out=out, c=c)
         out.copy_(c)
-    _into(x, left, w[None], right, out, None, c is not None)
+    _into(x, left, w[None], right, out, None, MIXED[0], c is not None)
 
 
-@verb("mx_product", adapter=_mixed(turned="b"))
+@verb("mx_product", adapter=_mixed(turned="b"), native=MIXED[:1])
 def fp8_fp4_gemm_nn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -594,7 +595,7 @@ def fp8_fp4_gemm_nn(
     fp8_fp4_gemm_nt(a, _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
-@verb("mx_product", adapter=_mixed(turned="ab"))
+@verb("mx_product", adapter=_mixed(turned="ab"), native=MIXED[:1])
 def fp8_fp4_gemm_tn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -611,7 +612,7 @@ def fp8_fp4_gemm_tn(
     fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
-@verb("mx_product", adapter=_mixed(turned="a"))
+@verb("mx_product", adapter=_mixed(turned="a"), native=MIXED[:1])
 def fp8_fp4_gemm_tt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -628,7 +629,7 @@ def fp8_fp4_gemm_tt(
     fp8_fp4_gemm_nt(_turned("a", a), b, out, c, recipe_a=recipe_a, recipe_b=recipe_b)
 
 
-@verb("mx_product", adapter=_mixed("m_indices"))
+@verb("mx_product", adapter=_mixed("m_indices"), native=MIXED[1:2])
 def m_grouped_fp8_fp4_gemm_nt_contiguous(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -658,12 +659,12 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     checks.shape("grouped_layout", groups_of_rows, extent, meaning)
     checks.same_device(out=out, grouped_layout=grouped_layout)
     if not use_psum_layout:
-        _into(x, left, w, right, out, Rows(None, grouped_layout.contiguous()))
+        _into(x, left, w, right, out, Rows(None, grouped_layout.contiguous()), MIXED[1])
         return
     start = torch.nn.functional.pad(groups_of_rows[:-1], (1, 0)).add(127) // 128 * 128
     group = torch.arange(groups, dtype=torch.int32, device=out.device)
     table = torch.stack([start, torch.maximum(groups_of_rows, start), start, group * n]).to(torch.int32)
-    _into(x, left, w, right, out, Rows(table))
+    _into(x, left, w, right, out, Rows(table), MIXED[3])
 
 
 serve(
@@ -671,10 +672,11 @@ serve(
     "mx_product",
     partial(m_grouped_fp8_fp4_gemm_nt_contiguous, use_psum_layout=True),
     _mixed("ends"),
+    MIXED[3:],
 )
 
 
-@verb("mx_product", adapter=_mixed("m_indices", turned="b"))
+@verb("mx_product", adapter=_mixed("m_indices", turned="b"), native=MIXED[1:2])
 def m_grouped_fp8_fp4_gemm_nn_contiguous(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -774,7 +776,7 @@ def _turned(name: str, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return (wide[..., ::2] | wide[..., 1::2] << 4).contiguous(), scale.mT.contiguous()
 
 
-@verb("mx_product", adapter=_mixed("masked_m"))
+@verb("mx_product", adapter=_mixed("masked_m"), native=MIXED[2:3])
 def m_grouped_fp8_fp4_gemm_nt_masked(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -799,7 +801,7 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
     checks.same_device(out=out, masked_m=masked_m)
     group = torch.arange(groups, dtype=torch.int32, device=out.device)
     table = torch.stack([group * m, group * m + masked_m, group * m, group * n])
-    _into(x.reshape(groups * m, -1), left, w, right, out.view(groups * m, n), Rows(table))
+    _into(x.reshape(groups * m, -1), left, w, right, out.view(groups * m, n), Rows(table), MIXED[2])
 
 
 def _codes(
@@ -835,14 +837,21 @@ def _codes(
 
 
 def _into(
-    a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None, accumulate: bool = False
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    form: str,
+    accumulate: bool = False,
 ) -> None:
     """A product into the caller's output, of any strides."""
     if out.is_contiguous():
-        run_product(a, left, b, right, out, rows, accumulate=accumulate)
+        run_product(a, left, b, right, out, rows, accumulate=accumulate, form=form)
         return
     dense = out.contiguous()
-    run_product(a, left, b, right, dense, rows, accumulate=accumulate)
+    run_product(a, left, b, right, dense, rows, accumulate=accumulate, form=form)
     out.copy_(dense)
 
 
@@ -896,7 +905,7 @@ def run_product(
     operands = dict(zip(names, (a, b, left.memory, right.memory), strict=True))
     checks.same_device(**operands, out=out, alpha=alpha, bias=bias)
     run = torch.ops.fp8_kernels.mx_product if is_compiling() else mx_product
-    form = DENSE if rows is None else form
+    form = form or DENSE if rows is None else form
     run(a, *left, b, *right, out, *(rows or Rows(None)), alpha, bias, accumulate, form, row_alignment)
 
 
@@ -929,10 +938,11 @@ def mx_product(
     left, right = Scales(a_scale, a_width, a_tile), Scales(b_scale, b_width, b_tile)
     op, key = "mx_product", list[tuple[str, object]]([("out_dtype", dtype_name(out.dtype))])
     if form and machines.current_machine().sm in BLACKWELL:
-        own = f"{recipe_of(a, left, b, right)}_{form}"
+        own = form if form in MIXED else f"{recipe_of(a, left, b, right)}_{form}"
         if own in MX_OPERATIONS:
             op, key = own, [*key, *_fields(a, left, b, right, out, alpha, bias, accumulate, form)]
             key += [("row_alignment", row_alignment)] if form == GROUPED else []
+            key += [("a_width", a_width), ("b_width", b_width)] if form in MIXED else []
     route(op, a.device, *key).of(op)(a, left, b, right, out, rows, alpha, bias, accumulate)
 
 
@@ -964,16 +974,17 @@ def _fields(
     changing number of them adds few decisions."""
     (groups, n, _), rows = b.shape, a.shape[0]
     k = a.shape[1] * (1 if a.is_floating_point() else 2)
-    m = min(rows, FEW_ROWS + 1) if form == DENSE else TILE_ROWS if rows % (TILE_ROWS * groups) == 0 else 1
+    one = form == DENSE or form == MIXED[0]
+    m = min(rows, FEW_ROWS + 1) if one else TILE_ROWS if rows % (TILE_ROWS * groups) == 0 else 1
     return (
         ("m", m),
         ("n", n),
         ("k", k),
-        ("groups", None if form == DENSE else groups),
+        ("groups", None if one else groups),
         ("a_dtype", dtype_name(a.dtype)),
         ("b_dtype", dtype_name(b.dtype)),
         ("tiles", left.tile if left.tile == right.tile else left.tile if right.tile == HIGH else right.tile),
-        ("alpha", None if alpha is None else "one" if alpha.numel() == 1 and form != GROUPED else "group"),
+        ("alpha", None if alpha is None else "group" if form in (GROUPED, TIGHT) else "one"),
         ("bias", None if bias is None else dtype_name(bias.dtype)),
         ("c", dtype_name(out.dtype) if accumulate else None),
     )

@@ -30,7 +30,7 @@ from .errors import (
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
-from .support import BLACKWELL, BLOCKS
+from .support import BLACKWELL, BLOCKS, MIXED, MX_LAYERS
 
 __all__ = [
     "considered",
@@ -62,9 +62,9 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "quant_norm": ("triton", "eager"),
     "quant_rope": ("triton", "eager"),
     "quant_cache": ("triton", "eager"),
-    "quant_mxfp8": ("triton", "eager"),
-    "quant_mxfp4": ("triton", "eager"),
-    "quant_nvfp4": ("triton", "eager"),
+    "quant_mxfp8": ("flashinfer_quant", "cutlass", "triton", "eager"),
+    "quant_mxfp4": ("flashinfer_quant", "cutlass", "triton", "eager"),
+    "quant_nvfp4": ("flashinfer_quant", "cutlass", "triton", "eager"),
     "cast": ("eager",),
     "layout": ("eager",),
     "linear": ("cutlass", "sgl_kernel", "torch", "eager"),
@@ -107,6 +107,11 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "mxfp8_batched": ("flashinfer_cutlass", "flashinfer_cudnn", "triton_mx", "eager"),
     "mxfp8_mxfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
     "nvfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
+    "mxfp8_tight": ("torch", "triton_mx", "eager"),
+    "nvfp4_tight": ("cutlass", "torch", "triton_mx", "eager"),
+    "mxfp4_tight": ("cutlass", "triton_mx", "eager"),
+    **{op: ("deep_gemm", "triton_mx", "eager") for op in MIXED},
+    **{op: ("flashinfer_cutlass", "triton_mx", "eager") for op in MX_LAYERS},
     "moe_trtllm": ("flashinfer", "eager"),
     "moe_cutlass": ("flashinfer", "eager"),
     "mqa_logits": ("deep_gemm", "eager"),
@@ -142,6 +147,7 @@ MODULES: Mapping[str, str] = {
     "torch": "torch_ops",
     "deep_gemm": "deep_gemm",
     "flashinfer": "flashinfer",
+    "flashinfer_quant": "flashinfer_quant",
     "flashinfer_cutlass": "flashinfer_mx",
     "flashinfer_b12x": "flashinfer_mx",
     "flashinfer_cudnn": "flashinfer_mx",
@@ -151,6 +157,7 @@ MODULES: Mapping[str, str] = {
     "eager": "eager",
 }
 PACKED = {"a_dtype": "uint8", "b_dtype": "uint8"}
+ROWS_BY_FOUR: Mapping[str, Any] = {"b_dtype": "uint8", "a_width": 128, "b_width": 32}
 ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # public routine: (operation, a representative problem) for the table of the documentation
     "scaled_fp8_quant": ("quant_tensor", {}),
@@ -187,6 +194,9 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fp8_gemm_nt_skip_head_mid": ("skip_head_mid", {"n": 4096, "k": 4096}),
     "fp8_einsum": ("einsum", {"n": 512, "k": 128, "groups": 16}),
     "bmm_fp8": ("bmm", {"n": 4096, "k": 4096, "groups": 8}),
+    "mxfp8_quantize": ("quant_mxfp8", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
+    "mxfp4_quantize": ("quant_mxfp4", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
+    "nvfp4_quantize": ("quant_nvfp4", {"k": 4096, "a_dtype": "bfloat16", "tiles": "128x4"}),
     "mm_mxfp8": ("mxfp8_product", {"n": 4096, "k": 4096, "tiles": "128x4"}),
     "mm_fp4 (NVFP4)": ("nvfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
     "mm_fp4 (MXFP4)": ("mxfp4_product", {"n": 4096, "k": 4096, "tiles": "128x4", **PACKED}),
@@ -200,7 +210,20 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "nvfp4_grouped",
         {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", "row_alignment": 4, **PACKED},
     ),
-    "fp8_fp4_gemm_nt": ("mx_product", {}),
+    "scaled_grouped_mm_mx (MXFP8)": ("mxfp8_tight", {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4"}),
+    "scaled_grouped_mm_mx (NVFP4)": ("nvfp4_tight", {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", **PACKED}),
+    "scaled_grouped_mm_mx (MXFP4)": ("mxfp4_tight", {"n": 4096, "k": 4096, "groups": 8, "tiles": "128x4", **PACKED}),
+    "fp8_fp4_gemm_nt": ("mixed_product", {"n": 4096, "k": 4096, **ROWS_BY_FOUR}),
+    "m_grouped_fp8_fp4_gemm_nt_contiguous": ("mixed_contiguous", {"n": 4096, "k": 4096, "groups": 8, **ROWS_BY_FOUR}),
+    "m_grouped_fp8_fp4_gemm_nt_masked": ("mixed_masked", {"n": 4096, "k": 4096, "groups": 8, **ROWS_BY_FOUR}),
+    **{
+        name: (op, {"n": 2048, "k": 4096, "a_dtype": "bfloat16", "b_dtype": "uint8"})
+        for name, op in zip(
+            ("cutlass_fused_moe (NVFP4)", "cutlass_fused_moe (MXFP8 x MXFP4)", "cutlass_fused_moe (MXFP8)"),
+            MX_LAYERS,
+            strict=True,
+        )
+    },
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", {"heads": 32, "head_dim": 128, "block_size": 64}),
@@ -221,6 +244,7 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "scale_format": (None, "ue8m0", "float32"),
     "tiles": (None, "128x4", "8x4", "linear"),
     "alpha": (None, "one", "group"),
+    "recipe": (None, "usual", "other"),
 }
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""
 NO_BACKEND = "no backend"

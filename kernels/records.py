@@ -187,6 +187,13 @@ class Config:
         "kernels may cut K for few rows: faster, and a sum depends on the number of rows",
         "FP8_KERNELS_SPLIT_K",
     )
+    library_quantisers: bool = _variable(
+        False,
+        _integer,
+        "MX and NVFP4 are quantised by a library's kernel where there is one: faster, and a code at a tie may be its "
+        "neighbour",
+        "FP8_KERNELS_LIBRARY_QUANTISERS",
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Config:
@@ -489,7 +496,9 @@ class Problem:
     Dtypes are torch names without the prefix; scale kinds are ``tensor``, ``token``, ``channel`` or ``block``.
     ``scale_format`` is what block scales may hold: ``ue8m0``, powers of two alone, or ``float32``. ``tiles`` is how
     scale bytes of codes lie, ``128x4``, ``8x4`` or ``linear``; ``alpha`` for what there is a factor, ``one`` for the
-    product or one for each ``group``; the rows of every group begin at multiples of ``row_alignment``.
+    product or one for each ``group``; the rows of every group begin at multiples of ``row_alignment``; ``a_width`` and
+    ``b_width`` are how many codes of a row share a scale; ``recipe`` of a quantiser of blocks is ``usual`` where its
+    scales are rounded up, its codes E4M3 or E2M1 and its global scale one, or ``other``.
     """
 
     op: str
@@ -515,6 +524,9 @@ class Problem:
     tiles: str | None = None
     alpha: str | None = None
     row_alignment: int | None = None
+    a_width: int | None = None
+    b_width: int | None = None
+    recipe: str | None = None
 
     def __str__(self) -> str:
         """The fields that differ from their defaults, in one line."""

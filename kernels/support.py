@@ -72,6 +72,8 @@ SGL_WORD = 4
 LEAST_1D1D = 33
 """Rows from which DeepGEMM chooses tiles of 64. Its sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
+MX_LAYERS = ("moe_nvfp4", "moe_mxfp8_mxfp4", "moe_mxfp8")
+"""Layers of experts of MX and NVFP4 that a library has in one call."""
 BLOCK_QUANTISERS = ("quant_mxfp8", "quant_mxfp4", "quant_nvfp4")
 """Quantisers whose blocks share a scale byte."""
 PLAIN_TORCH_ON_GPU = (
@@ -101,7 +103,11 @@ DENSE_MX = ("mxfp8_product", "nvfp4_product", "mxfp4_product")
 """Products of one matrix by one weight whose scales enter the instruction."""
 GROUPED_MX = ("mxfp8_mxfp4_grouped", "nvfp4_grouped")
 """Products of the rows of each expert by its weight, in FlashInfer's placement."""
-MX_OPERATIONS = (*DENSE_MX, "mxfp8_batched", *GROUPED_MX)
+TIGHT_MX = ("mxfp8_tight", "nvfp4_tight", "mxfp4_tight")
+"""The same where the scales of each expert's rows lie in tiles right behind those of the expert before it."""
+MIXED = ("mixed_product", "mixed_contiguous", "mixed_masked", "mixed_psum")
+"""DeepGEMM's products of codes of eight or four bits with powers of two for 32 or 128 of a row, in rows and columns."""
+MX_OPERATIONS = (*DENSE_MX, "mxfp8_batched", *GROUPED_MX, *TIGHT_MX, *MIXED)
 TILE_ROWS = 128
 """Rows of a tile of scales as Blackwell's instructions read it."""
 FEW_ROWS = 32
@@ -193,6 +199,10 @@ SGL_NEEDS = {
 TILED = "the scales lie {value}; it reads tiles of 128x4"
 ORDER = "batch-invariant mode keeps one order of sums for every M; {backend} states none"
 DSL = "nvidia-cutlass-dsl {value} before 4.5.1 compiles garbage (NVIDIA/cutlass 3227); install a newer one"
+OTHER_RECIPE = "it has the usual recipe: scales rounded up, codes of E4M3 or E2M1, one global scale for the tensor"
+OWN_FORMULA = (
+    "it quantises by its own formula, whose codes at ties may be neighbours; FP8_KERNELS_LIBRARY_QUANTISERS=1 allows it"
+)
 CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
 
 
@@ -295,6 +305,21 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("bias", "none", None, "it adds no bias", "nvfp4_product"),
         _need("c", "none", None, "it has no further summand", "nvfp4_product"),
         _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
+        _need("sm", "in", BLACKWELL, "its grouped FP4 product is Blackwell's; this is {arch}", "nvfp4_tight"),
+        _need("sm", "in", (100, 103), "its grouped MXFP4 product is planned for sm100 and sm103; this is {arch}",
+              "mxfp4_tight"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "nvfp4_tight"),
+        _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "mxfp4_tight"),
+        _need("op", "none", None, "its quantiser of blocks is NVFP4's", "quant_mxfp8", "quant_mxfp4"),
+        _need("sm", "in", BLACKWELL, "its FP4 quantiser is Blackwell's; this is {arch}", "quant_nvfp4"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", "quant_nvfp4"),
+        _need("library_quantisers", "in", (True,), OWN_FORMULA, "quant_nvfp4"),
+        _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16", "quant_nvfp4"),
+        _need("recipe", "in", ("usual",), OTHER_RECIPE, "quant_nvfp4"),
+        _need("tiles", "in", ("128x4", "linear"), "the scales lie {value}; it writes tiles of 128x4, or none",
+              "quant_nvfp4"),
+        *_multiples("nvfp4_tight", "mxfp4_tight", k=32, n=8),
+        _need("out_dtype", "in", ("bfloat16",), "", "nvfp4_tight", "mxfp4_tight"),
     ),
     "sgl_kernel": (
         *NVIDIA,
@@ -370,6 +395,14 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               out_dtype="float32"),
         _need("alpha", "none", None, "it has no alpha", "mxfp8_product"),
         _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product"),
+        *(need._replace(ops=TIGHT_MX) for need in NVIDIA),
+        _need("sm", "in", (100,), "its grouped product of block scales (MSLK's) is planned for sm100; this is {arch}",
+              *TIGHT_MX),
+        _need("torch", ">=", (2, 10), "torch.nn.functional.scaled_grouped_mm needs torch 2.10", *TIGHT_MX),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}", *TIGHT_MX),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="MSLK"), *TIGHT_MX),
+        *_multiples(*TIGHT_MX, k=32, n=16),
+        _need("alpha", "none", None, "it has no alpha for each expert", *TIGHT_MX),
     ),
     "deep_gemm": (
         *NVIDIA,
@@ -392,6 +425,13 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
                 "and pass disable_ue8m0_cast=False", *GEMMS, "skip_head_mid", family=family)
           for family in UE8M0_FAMILIES),
         _need("sm", "in", (90, 100, 103), "it has no such product for {arch}", "skip_head_mid"),
+        _need("sm", "in", (100, 103, 120), "FP4 and scales of 32 are Blackwell's; this is {arch}", *MIXED),
+        *_multiples(*MIXED, k=BLOCK, n=64),
+        _need("out_dtype", "in", ("bfloat16", "float32"), "", *MIXED),
+        _need("bias", "none", None, "it adds no bias", *MIXED),
+        *(_need(width, "in", (32,), "two operands of four bits with one scale for {value} codes; its kernel of kind "
+                "mxf4 takes 32", *MIXED, a_dtype="uint8", b_dtype="uint8")
+          for width in ("a_width", "b_width")),
         _need("out_dtype", "in", ("bfloat16",), "", *GEMMS),
         _need("c", "none", None, "c needs weights with one scale per channel, which this contract does not have",
               *GEMMS),
@@ -446,6 +486,20 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "out_dtype={value}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast",
               "blockscale_sm90", "dynamic_blockscale"),
     ),
+    "flashinfer_quant": (
+        *NVIDIA,
+        _need("sm", "in", BLACKWELL, "below sm100 its kernels are empty; this is {arch}"),
+        _need("library_quantisers", "in", (True,), OWN_FORMULA),
+        _need("flashinfer", "none"),
+        _need("flashinfer_release", ">=", (0, 6, 18), "release {value} is older than any that was read: 0.6.18 to 0.7"),
+        _need("flashinfer_release", ">=", (0, 7), "release {value} reads FLASHINFER_NVFP4_4OVER6 whatever the call "
+              "says; install 0.7", "quant_nvfp4"),
+        _need("flashinfer_release", "<", (0, 8), "release {value} is newer than any that was read: 0.6.18 to 0.7"),
+        _need("cuda", ">=", (12, 8), "needs CUDA 12.8; this is {cuda_text}"),
+        *(_need("cuda", ">=", (12, 9), "needs CUDA 12.9 on {arch}; this is {cuda_text}", sm=sm) for sm in (103, 121)),
+        _need("a_dtype", "in", OUT_16, "a_dtype={value}; it takes bfloat16 or float16"),
+        _need("recipe", "in", ("usual",), OTHER_RECIPE),
+    ),
     "flashinfer_cutlass": (
         *_flashinfer(*BLACKWELL),
         _need("sm", "in", (120, 121), "it has this product for sm120 and sm121; this is {arch}",
@@ -456,6 +510,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         *_multiples(BLOCKS, k=BLOCK, n=BLOCK),
         _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one kernel for every M; up to 32 rows it "
               "takes another one", BLOCKS, family=10),
+        *_multiples(*MX_LAYERS, k=BLOCK, n=BLOCK),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="the fused layer"), *MX_LAYERS),
         _need("row_alignment", "multiple of", 4, "the rows of an expert begin at multiples of {value}; it takes those "
               "of 4: pad them and pass row_alignment=4", *GROUPED_MX),
     ),

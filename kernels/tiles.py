@@ -62,6 +62,19 @@ def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     return swizzle_scale(take(scale, shuffled_rows(rows, epilogue_tile_m, scale.device)))
 
 
+@verb()
+def unshuffle_matrix_sf_a(memory: Tensor, rows: int, columns: int, epilogue_tile_m: int = 128) -> Tensor:
+    """The inverse of :func:`shuffle_matrix_sf_a`: scales ``[rows, columns]`` by row and column; padding is not read.
+
+    ``memory`` ``[bytes]`` of a one-byte dtype; returns its dtype. ``rows`` is a multiple of 128 (ShapeError).
+
+    Raises InputError, LayoutError, OptionError.
+    """
+    checks.multiple("rows", rows, HEIGHT, "pad the rows of the scales")
+    matrix = from_blocked(checks.rank("memory", memory, 1), rows, columns)
+    return take(matrix, torch.argsort(shuffled_rows(rows, epilogue_tile_m, matrix.device)))
+
+
 @verb("layout")
 def from_blocked(memory: Tensor, rows: int, columns: int, tile: str = "128x4") -> Tensor:
     """The scales of :func:`to_blocked` by row and column, contiguous; padding is not read.

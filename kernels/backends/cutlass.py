@@ -6,7 +6,7 @@ are made M-major (M padded to a multiple of 4), and operands whose row pitch is 
 
 Its FP4 product reads scales of 16 in 128x4 tiles and has not run on hardware here.
 
-Not covered: int8, zero points, FP4 products of experts.
+Not covered: int8, zero points.
 
 Source: vLLM's csrc/quantization (``cutlass_scaled_mm``, ``per_token_group_quant_fp8``, ``scaled_fp8_quant``).
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import current_config
 from ..errors import MissingPackageError, NoBackendError
 from ..records import Machine, Problem, vllm_libraries
-from ..support import BLOCKS
+from ..support import BLOCKS, TIGHT_MX
 from ._host import dense, on_its_device
 from .declaration import Backend, Rows, Scales
 
@@ -32,6 +32,8 @@ ELF = b"\x7fELF"
 """How a shared library begins."""
 FP8_MAX = 448.0
 FP4 = "cutlass_scaled_fp4_mm"
+CHAINS = {"nvfp4_product": "chain_nvf4", "nvfp4_tight": "chain_nvf4", "mxfp4_tight": "chain_mxf4"}
+"""The schedule of one chain over K, by operation; its arch goes before it."""
 SWAP_ROWS = 64
 """Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
 
@@ -43,6 +45,9 @@ def kernel(p: Problem, machine: Machine) -> str:
         "quant_group": "per_token_group_fp8_quant",
         "grouped_scaled": "cutlass_moe_mm",
         "nvfp4_product": FP4,
+        "quant_nvfp4": "scaled_fp4_quant",
+        "nvfp4_tight": "cutlass_fp4_group_mm",
+        "mxfp4_tight": "cutlass_mxfp4_group_mm",
     }.get(p.op, "cutlass_scaled_mm")
 
 
@@ -50,6 +55,8 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
     if p.op == "nvfp4_product":
         return ("scales as matrices of whole tiles of 128 x 4", "an alpha of 1 where there is none")
+    if p.op in TIGHT_MX:
+        return ("sizes of each expert's product, first rows of its operand and of its scales, on the device",)
     if p.op not in ("block_linear", BLOCKS):
         return ()
     pad = ("pad M to a multiple of 4, cropped afterwards",) if machine.sm // 10 == 9 or p.op == BLOCKS else ()
@@ -57,10 +64,11 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 
 def numerics(p: Problem, machine: Machine) -> str:
-    """Of the FP4 product: one chain over K, whatever M is (its kernels differ in tiles, not in a schedule of tiles)."""
+    """Of FP4 products: one chain over K, whatever M is (their kernels differ in tiles, not in a schedule of tiles)."""
     if p.op == BLOCKS:
         return "bounds only: the order of its sums is not stated"
-    return f"sm{100 if machine.sm // 10 == 10 else 120}.chain_nvf4" if p.op == "nvfp4_product" else ""
+    base = f"sm{100 if machine.sm // 10 == 10 else 120}"
+    return f"{base}.{CHAINS[p.op]}" if p.op in CHAINS else ""
 
 
 def operators() -> Any:
@@ -241,6 +249,60 @@ def nvfp4_product(
     operators().cutlass_scaled_fp4_mm(out, dense(a), weight, *scales, factor)
 
 
+@on_its_device
+def quant_blocks(
+    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
+) -> tuple[Tensor, Tensor]:
+    """``scaled_fp4_quant`` into outputs of zeros: it does not write the padding of the scales.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    assert global_scale is not None, "the operation is that of NVFP4"
+    m, blocks, tiled = x.shape[0], columns // 16, layout != "linear"
+    height, width = (-(-m // 128) * 128, -(-blocks // 4) * 4) if tiled else (m, blocks)
+    q = torch.empty(m, columns // 2, dtype=torch.uint8, device=x.device)
+    memory = torch.zeros(height * width, dtype=torch.uint8, device=x.device)
+    scale = memory.view(torch.int32).view(height, width // 4) if tiled else memory.view(height, width)
+    operators().scaled_fp4_quant.out(dense(x), global_scale.reshape(1), tiled, output=q, output_scale=scale)
+    return q, memory if tiled else memory.view(m, blocks)
+
+
+@on_its_device
+def tight(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+) -> None:
+    """``cutlass_fp4_group_mm`` of NVFP4, ``cutlass_mxfp4_group_mm`` of MXFP4, into ``out``.
+
+    It takes the first row of each expert in ``a`` and in the scales, and the size of its product.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
+    (groups, n, half), columns = b.shape, -(-(2 * b.shape[2] // left.width) // 4) * 4
+    start, end, first, _ = rows.table
+    sizes = torch.stack([end - start, torch.full_like(start, n), torch.full_like(start, 2 * half)], dim=1)
+    dtype = torch.float8_e4m3fn if left.memory.dtype is torch.float8_e4m3fn else torch.uint8
+    whole = left.memory.numel() // columns
+    scales = (
+        dense(left.memory[: whole * columns].view(dtype)).view(whole, columns),
+        dense(right.memory.view(dtype)).view(groups, -1, columns),
+    )
+    lists = (sizes.contiguous(), start.contiguous(), first.contiguous())
+    if dtype is torch.uint8:
+        operators().cutlass_mxfp4_group_mm(out, dense(a), dense(b), *scales, *lists)
+        return
+    factors = torch.ones(groups, dtype=torch.float32, device=a.device) if alpha is None else alpha.contiguous()
+    operators().cutlass_fp4_group_mm(out, dense(a), dense(b), *scales, factors, *lists)
+
+
 def m_major(scale: Tensor, lead: int) -> Tensor:
     """``[M, C]`` as ``[lead, C]`` with strides ``(1, lead)``: ``scale`` itself if it has them; added rows are 1.
 
@@ -265,7 +327,7 @@ def missing(p: Problem, machine: Machine) -> str | None:
     """Of vLLM's two libraries one may be absent, and its operators with it."""
     name = kernel(p, machine)
     if hasattr(operators(), name):
-        built_for_it = name != FP4 or operators().cutlass_scaled_mm_supports_fp4(machine.sm)
+        built_for_it = p.op not in CHAINS or operators().cutlass_scaled_mm_supports_fp4(machine.sm)
         return None if built_for_it else f"this build has no {name} for {machine.arch}; install one for its CUDA"
     failures = "".join(f"; {library}: {why}" for library, why in _loaded()[1].items())
     return f"the loaded libraries of vLLM have no {name}; load both of them{failures}"
@@ -283,5 +345,8 @@ BACKEND = Backend(
     grouped_scaled=grouped_scaled,
     block_product=block_product,
     nvfp4_product=nvfp4_product,
+    quant_blocks=quant_blocks,
+    nvfp4_tight=tight,
+    mxfp4_tight=tight,
     numerics=numerics,
 )

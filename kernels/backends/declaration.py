@@ -288,6 +288,24 @@ class Backend:
     """FP8 rows of each expert against its weight of E2M1, scales of rows in FlashInfer's placement."""
     nvfp4_grouped: MxProduct = _absent
     """E2M1 rows of each expert against its weight, with E4M3 scales of 16 and an alpha ``[G]``."""
+    mxfp8_tight: MxProduct = _absent
+    """Rows of each expert against its weight, scales of an expert's rows in tiles right behind those before them."""
+    nvfp4_tight: MxProduct = _absent
+    """The same of E2M1 codes with E4M3 scales of 16, and an alpha ``[G]``."""
+    mxfp4_tight: MxProduct = _absent
+    """The same of E2M1 codes with E8M0 scales of 32."""
+    mixed_product: MxProduct = _absent
+    """Codes of eight or four bits on either side, with powers of two by rows and columns, float32 or E8M0."""
+    mixed_contiguous: MxProduct = _absent
+    """The same of rows that name their expert."""
+    mixed_masked: MxProduct = _absent
+    """The same of a matrix for each expert, whose first rows are real."""
+    mixed_psum: MxProduct = _absent
+    """The same of rows up to the end of their expert, which begins at a multiple of 128."""
+    moe_blocks: Callable[..., Tensor] = _absent
+    """``(operation, x [T, H] bf16 or E4M3, its scales in tiles or None, weights, their scales [E, bytes], routing
+    weights [T, top_k], local ids, global scales [E], factors [E], gates [E, 3], combine)``; pairs are of the first and
+    the second product."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent
@@ -354,6 +372,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     support.BLOCKS: (("block_product",), ("fp8_gemm_nt", "aligned_gemm_nt")),
     "dynamic_blockscale": (("few_rows",), ("blockscale_sm90",), ("aligned_gemm_nt",)),  # or after a quantiser
     "grouped_contiguous": (("grouped_contiguous", "alignment"),),
+    **{op: (("moe_blocks",), ("mx_product",)) for op in support.MX_LAYERS},  # or grouped products
     **{
         op: ((op,), ("mx_product",))
         for op in support.MX_OPERATIONS  # the product of every kind serves each

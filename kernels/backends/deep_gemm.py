@@ -6,7 +6,7 @@ two-dimensional context lengths, the ``disable_ue8m0_cast`` option.
 DeepGEMM itself converts activation scales to its layout (MN-major, TMA-aligned) unless they have it already; operands
 that TMA cannot address are copied first.
 
-Not covered: FP4 operands; k-grouped products of operands that are not K-major, which exist on sm100 only.
+Not covered: k-grouped products of operands that are not K-major, which exist on sm100 only.
 
 Source: DeepGEMM (csrc/apis, deep_gemm/utils).
 """
@@ -26,12 +26,12 @@ from torch import Tensor
 from ..config import current_config
 from ..errors import MissingPackageError, OptionError
 from ..fast import deep_gemm as direct
-from ..layout import transform_sf_into_required_layout
+from ..layout import get_mn_major_tma_aligned_packed_ue8m0_tensor, transform_sf_into_required_layout
 from ..platform import packs_ue8m0
 from ..records import Machine, Problem
-from ..support import BLOCK, BLOCKS, GEMMS
+from ..support import BLOCK, BLOCKS, GEMMS, MIXED
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
-from .declaration import Backend, Gemm
+from .declaration import Backend, Gemm, Rows, Scales
 
 IMPORT_NAMES = ("deep_gemm", "vllm.third_party.deep_gemm")
 SYMBOLS = {
@@ -49,6 +49,10 @@ SYMBOLS = {
     "mqa_logits": ("fp8_mqa_logits",),
     "paged_mqa_logits": ("fp8_paged_mqa_logits",),
     "paged_metadata": ("get_paged_mqa_logits_metadata",),
+    "mixed_product": ("fp8_fp4_gemm_nt",),
+    "mixed_contiguous": ("m_grouped_fp8_fp4_gemm_nt_contiguous",),
+    "mixed_masked": ("m_grouped_fp8_fp4_gemm_nt_masked",),
+    "mixed_psum": ("m_grouped_fp8_fp4_gemm_nt_contiguous",),
     "alignment": ("get_mk_alignment_for_contiguous_layout", "get_m_alignment_for_contiguous_layout"),
 }
 LEGACY = frozenset(
@@ -57,6 +61,8 @@ LEGACY = frozenset(
 """Names in the first release, whose kernels take TMA-aligned scales and have no UE8M0 option."""
 STORED = 64
 """Columns of one store of a bf16 tile (128 bytes, the widest swizzle)."""
+ONE = {torch.float32: 1.0, torch.uint8: 127}
+"""The scale 1, as a number or as an E8M0 byte."""
 MASKED_TILE = 128
 """Each group of a masked product is padded to a multiple of this many rows: the kernel stores whole tiles of up to 128
 rows, so that a shorter group overwrites the next one (seen on an H200 with 17 rows a group)."""
@@ -74,6 +80,8 @@ def routine(p: Problem) -> str:
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
+    if p.op in MIXED:
+        return ("scales to packed UE8M0 int32, MN-major, TMA-aligned", "codes of four bits as int8")
     if p.op not in GEMMS:
         return ("clean the logits outside the window",) if p.op.endswith("logits") else ()
     scale = (
@@ -90,8 +98,10 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 def numerics(p: Problem, machine: Machine) -> str:
     """Of products on Blackwell: one chain over K with the scales inside on sm100 and sm103; on sm120 K may be cut."""
-    if p.op not in GEMMS or not packs_ue8m0(machine):
+    if p.op not in (*GEMMS, *MIXED) or not packs_ue8m0(machine):
         return ""
+    if p.a_dtype == p.b_dtype == "uint8" and machine.sm // 10 == 10:
+        return "bounds only: two operands of four bits meet in kind mxf8f6f4 or mxf4, by release"
     return "sm100.chain_ue8m0" if machine.sm // 10 == 10 else "bounds only: it may cut K"
 
 
@@ -330,6 +340,78 @@ def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) 
         out.copy_(target)
 
 
+@on_its_device
+def mixed(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+    *,
+    op: str,
+) -> None:
+    """``fp8_fp4_gemm_nt`` and its grouped forms. Where a matrix of a masked product has no multiple of 128 rows, it is
+    padded: the kernel stores whole tiles.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    groups, n = b.shape[:2]
+    target = writable(out)
+    if accumulate and target is not out:
+        target.copy_(out)
+    x, w = (t if t.is_floating_point() else t.view(torch.int8) for t in (dense(a), dense(b)))
+    recipes = {"recipe_a": (1, left.width), "recipe_b": (1, right.width)}
+    of_weight = _words(right, groups, n)
+    function = symbol(op)[0]
+    if op == "mixed_product":
+        summand = {"c": target} if accumulate else {}
+        function((x, _words(left, 1, a.shape[0])[0]), (w[0], of_weight[0]), target, **summand, **recipes)
+    elif op == "mixed_masked":
+        assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
+        m = a.shape[0] // groups
+        codes, scale, lead = x.view(groups, m, -1), _matrix(left, groups, m), m
+        if m % MASKED_TILE and groups > 1:
+            lead = m + (-m % MASKED_TILE)
+            codes = _pad_groups(codes.view(torch.uint8), lead).view(codes.dtype)
+            scale = torch.nn.functional.pad(scale, (0, 0, 0, lead - m), value=ONE[scale.dtype])
+            target = torch.empty(groups, lead, n, dtype=out.dtype, device=out.device)
+        counts = (rows.table[1] - rows.table[0]).contiguous()
+        y = target.view(groups, lead, n)
+        function((codes, _packed_words(scale)), (w, of_weight), y, counts, lead, **recipes)
+        target = y[:, :m].reshape(groups * m, n) if lead != m else target
+    else:
+        assert rows is not None, "the operation is that of groups of rows"
+        psum = op == "mixed_psum"
+        layout = rows.expert if rows.table is None else rows.table[1]
+        assert layout is not None, "rows name their expert, or its end"
+        ready = (x, _words(left, 1, a.shape[0])[0]), (w, of_weight)
+        function(*ready, target, layout.contiguous(), use_psum_layout=psum, **recipes)
+    if target is not out:
+        out.copy_(target)
+
+
+def _matrix(scales: Scales, groups: int, rows: int) -> Tensor:
+    """Scales that lie in rows and columns as ``[groups, rows, columns]``: float32, or E8M0 as bytes."""
+    memory = scales.memory
+    return (memory if memory.dtype is torch.float32 else memory.view(torch.uint8)).view(groups, rows, -1)
+
+
+def _words(scales: Scales, groups: int, rows: int) -> Tensor:
+    return _packed_words(_matrix(scales, groups, rows))
+
+
+def _packed_words(scale: Tensor) -> Tensor:
+    """Float32 powers of two, or E8M0 bytes, ``[G, R, C]`` as four a word, column by column, on 16 bytes."""
+    if scale.dtype is torch.float32:
+        return get_mn_major_tma_aligned_packed_ue8m0_tensor(scale)
+    whole = torch.nn.functional.pad(scale, (0, -scale.shape[2] % 4)).contiguous()
+    return column_major(whole.view(torch.int32), ALIGNMENT // 4)
+
+
 def _pad_groups(x: Tensor, lead: int) -> Tensor:
     """``[G, M, C]`` padded to ``lead`` rows a group with zeros."""
     ready = x.new_zeros(x.shape[0], lead, x.shape[2])
@@ -481,4 +563,8 @@ BACKEND = Backend(
     mqa_logits=mqa_logits,
     paged_mqa_logits=paged_mqa_logits,
     paged_metadata=paged_metadata,
+    mixed_product=functools.partial(mixed, op="mixed_product"),
+    mixed_contiguous=functools.partial(mixed, op="mixed_contiguous"),
+    mixed_masked=functools.partial(mixed, op="mixed_masked"),
+    mixed_psum=functools.partial(mixed, op="mixed_psum"),
 )

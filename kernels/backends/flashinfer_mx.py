@@ -13,7 +13,7 @@ A tactic is chosen by M where the caller tuned the library. Where a tuned tactic
 instruction is another), the call is excluded from tuning (``skip_ops``) unless ``FP8_KERNELS_SPLIT_K`` allows it.
 
 Not covered: TensorRT-LLM's kernels, whose weights are stored in another order; scales in 8x4 tiles, whose padding rows
-reach real ones in some releases (flashinfer-ai/flashinfer 2861); experts. Has not run on hardware here.
+reach real ones in some releases (flashinfer-ai/flashinfer 2861). Has not run on hardware here.
 
 NaN and infinity are as of the verbs.
 Source: FlashInfer 0.6.18.post1 and 0.7.2.post1 (gemm/gemm_base.py, autotuner).
@@ -32,10 +32,10 @@ from torch import Tensor
 from ..config import current_config
 from ..platform import current_machine
 from ..records import Machine, Problem
-from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, OTHER_BITS, TILE_ROWS, UNTUNED
+from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, MX_LAYERS, OTHER_BITS, TILE_ROWS, UNTUNED
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, dense, on_its_device
-from .declaration import Backend, Gemm, MxProduct, Rows, Scales
+from .declaration import Backend, Gemm, Rows, Scales
 
 NAMES = {
     "flashinfer_cutlass": "cutlass",
@@ -52,6 +52,7 @@ ROUTINES = {
     "mxfp8_mxfp4_grouped": "group_gemm_mxfp8_mxfp4_nt_groupwise",
     "nvfp4_grouped": "group_gemm_nvfp4_nt_groupwise",
     BLOCKS: "gemm_fp8_nt_groupwise",
+    **dict.fromkeys(MX_LAYERS, "cutlass_fused_moe"),
 }
 """The library's routine of each operation."""
 TUNED_AS = {"mm_mxfp8": "mxfp8_gemm", "mm_fp4": "fp4_gemm"}
@@ -65,11 +66,14 @@ CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_
 def kernel(name: str, p: Problem, machine: Machine) -> str:
     """The library's routine, with its backend where it has several."""
     routine = ROUTINES[p.op]
-    return routine if p.op in GROUPED_MX else f'{routine}(backend="{NAMES[name]}")'
+    return routine if p.op in (*GROUPED_MX, *MX_LAYERS) else f'{routine}(backend="{NAMES[name]}")'
 
 
 def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
+    if p.op in MX_LAYERS:
+        words = ("scales of the weights in 128x4 tiles, four a word",)
+        return words if p.op == "moe_nvfp4" else (*words, "the input quantised to MXFP8")
     if p.op == BLOCKS:
         return ("M to a multiple of 4 with zeros, cropped afterwards", "scales [K/128, M] and [K/128, N/128], dense")
     done: tuple[str, ...] = ("weight [N, K] transposed, codes dense on 16 bytes",)
@@ -245,19 +249,79 @@ def block_product(
         out.copy_(target[:m])
 
 
+@on_its_device
+def moe_blocks(
+    op: str,
+    x: Tensor,
+    x_scale: Tensor | None,
+    weights: tuple[Tensor, Tensor],
+    scales: tuple[Tensor, Tensor],
+    topk_weights: Tensor,
+    local: Tensor,
+    globals_: tuple[Tensor | None, Tensor | None],
+    factors: tuple[Tensor | None, Tensor | None],
+    gates: Tensor | None,
+    combine: str,
+) -> Tensor:
+    """``cutlass_fused_moe``: the scales of a recipe are a list in an order of its own.
+
+    NVFP4 quantises its input itself; the others take E4M3 codes with E8M0 scales in 128x4 tiles. Ids of other ranks are
+    -1, which no expert is. Without ``atomic`` the outputs of a token's experts are added in the order of its slots.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    experts, four = weights[0].shape[0], op != "moe_mxfp8"
+    ones = torch.ones(experts, dtype=torch.float32, device=x.device)
+    alphas = [ones if factor is None else factor.contiguous() for factor in factors]
+    words = [
+        dense(scale).view(experts, -(-w.shape[1] // TILE_ROWS) * TILE_ROWS, -1).view(torch.int32)
+        for w, scale in zip(weights, scales, strict=True)
+    ]
+    given: dict[str, Any] = {"input": dense(x)}
+    if op == "moe_nvfp4":
+        assert globals_[0] is not None and globals_[1] is not None, "checked"
+        order = [globals_[0].contiguous(), words[0], alphas[0], globals_[1].contiguous(), words[1], alphas[1]]
+    else:
+        given |= {"input_sf": x_scale, "use_mxfp8_act_scaling": True}
+        order = [words[0], alphas[0], words[1], alphas[1]]
+    if gates is not None:
+        names = ("swiglu_alpha", "swiglu_beta", "swiglu_limit")
+        given |= {name: column.contiguous() for name, column in zip(names, gates.unbind(1), strict=True)}
+    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    with ONE_CALL:
+        library("flashinfer.fused_moe").cutlass_fused_moe(
+            **given,
+            token_selected_experts=local.to(torch.int32).contiguous(),
+            token_final_scales=dense(topk_weights),
+            fc1_expert_weights=dense(weights[0]).view(torch.int64) if four else dense(weights[0]),
+            fc2_expert_weights=dense(weights[1]).view(torch.int64) if four else dense(weights[1]),
+            output_dtype=out.dtype,
+            quant_scales=order,
+            output=out,
+            use_fused_finalize=combine == "atomic",
+        )
+    return out
+
+
 def missing(name: str, p: Problem, machine: Machine) -> str | None:
     """A release may lack a routine, or the machine what its kernels are generated with."""
-    routine = ROUTINES[p.op]
-    return (
-        None if hasattr(library("flashinfer.gemm"), routine) else f"this release has no {routine}; install a newer one"
-    )
+    routine, home = ROUTINES[p.op], "fused_moe" if p.op in MX_LAYERS else "gemm"
+    found = hasattr(library(f"flashinfer.{home}"), routine)
+    return None if found else f"this release has no {routine}; install a newer one"
 
 
-def _backend(name: str, blocks: Gemm | None = None, **functions: Callable[..., None]) -> Backend:
-    bound: dict[str, MxProduct | Gemm] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
+def _backend(
+    name: str,
+    blocks: Gemm | None = None,
+    moe_blocks: Callable[..., Tensor] | None = None,
+    **functions: Callable[..., None],
+) -> Backend:
+    bound: dict[str, Any] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
     bound |= {} if blocks is None else {"block_product": blocks}
-    parts = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
-    return Backend(name=name, **{part: partial(of, name) for part, of in parts.items()}, **bound)  # type: ignore[arg-type]
+    bound |= {} if moe_blocks is None else {"moe_blocks": moe_blocks}
+    parts: dict[str, Callable[..., Any]] = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
+    bound |= {part: partial(of, name) for part, of in parts.items()}
+    return Backend(name=name, **bound)
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -269,6 +333,7 @@ BACKENDS: Mapping[str, Backend] = {
         mxfp8_mxfp4_grouped=_grouped,
         nvfp4_grouped=_grouped,
         blocks=block_product,
+        moe_blocks=moe_blocks,
     ),
     "flashinfer_b12x": _backend(
         "flashinfer_b12x", mxfp8_product=_product, nvfp4_product=_product, mxfp4_product=_product

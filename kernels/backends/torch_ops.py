@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..platform import Machine, current_machine
 from ..records import Problem
-from ..support import DENSE_MX, ROWWISE_CPU, rowwise_cublas
+from ..support import DENSE_MX, ROWWISE_CPU, TIGHT_MX, rowwise_cublas
 from ._host import dense, no_autocast_no_grad, pitched
 from .declaration import Backend, Rows, Scales
 
@@ -36,6 +36,8 @@ def kernel(p: Problem, machine: Machine) -> str:
     """The routine torch would run."""
     if p.op == "block_linear" or p.op in DENSE_MX:
         return "torch.nn.functional.scaled_mm"
+    if p.op in TIGHT_MX:
+        return "torch.nn.functional.scaled_grouped_mm"
     return "torch._scaled_grouped_mm" if p.op == "grouped_scaled" else f"torch._scaled_mm ({_mode(p, machine)})"
 
 
@@ -250,8 +252,53 @@ def nvfp4_product(
     _of_tiles("BlockWise1x16", torch.float4_e2m1fn_x2, a, left, b, right, out, bias, *factors)
 
 
+@no_autocast_no_grad
+def tight(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+    accumulate: bool,
+) -> None:
+    """``F.scaled_grouped_mm`` of the rows of each expert: MXFP8, or NVFP4 without second scales.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    from torch.nn import functional
+
+    assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
+    four = not a.is_floating_point()
+    kind = functional.ScalingType.BlockWise1x16 if four else functional.ScalingType.BlockWise1x32
+    x, w = dense(a), dense(b)
+    columns = -(-(x.shape[1] * (1 + four) // left.width) // 4) * 4
+    whole = left.memory.numel() // columns
+    if four:
+        x, w = x.view(torch.float4_e2m1fn_x2), w.view(torch.float4_e2m1fn_x2)
+    tiles = functional.SwizzleType.SWIZZLE_32_4_4
+    grouped: Any = functional  # whose stubs lack it
+    y = grouped.scaled_grouped_mm(
+        x,
+        w.mT,
+        [dense(left.memory[: whole * columns]).view(whole, columns)],
+        [kind],
+        [dense(right.memory).view(b.shape[0], -1)],
+        [kind],
+        swizzle_a=[tiles],
+        swizzle_b=[tiles],
+        offs=rows.table[1].contiguous(),
+        output_dtype=out.dtype,
+    )
+    out.copy_(y)
+
+
 def numerics(p: Problem, machine: Machine) -> str:
-    """Of block-scaled codes: cuBLASLt states no order of sums."""
+    """Of block-scaled codes: neither cuBLASLt nor MSLK states an order of sums."""
+    if p.op in TIGHT_MX:
+        return "bounds only: MSLK's order of sums is not stated"
     return "bounds only: cuBLASLt's order of sums is not stated" if p.op in DENSE_MX else ""
 
 
@@ -266,5 +313,7 @@ BACKEND = Backend(
     grouped_scaled=grouped_scaled,
     mxfp8_product=mxfp8_product,
     nvfp4_product=nvfp4_product,
+    mxfp8_tight=tight,
+    nvfp4_tight=tight,
     numerics=numerics,
 )

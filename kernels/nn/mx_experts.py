@@ -1,8 +1,8 @@
 """Experts with weights of MXFP8, MXFP4 and NVFP4 as a module, and what reads them from checkpoints.
 
-``kind`` says what is multiplied (:data:`kernels.moe_mx.OWN`): ``mxfp8``, ``mxfp4``, ``nvfp4``, or ``mxfp8_mxfp4``,
+``kind`` says what is multiplied (:data:`kernels.mx_moe.OWN`): ``mxfp8``, ``mxfp4``, ``nvfp4``, or ``mxfp8_mxfp4``,
 weights of MXFP4 and inputs of MXFP8, which is how engines run gpt-oss on Blackwell. The steps are those of
-:func:`kernels.moe_mx_experts`: products and activations in bf16, the sum over experts in float32, rounded once.
+:func:`kernels.moe_block_experts`: products and activations in bf16, the sum over experts in float32, rounded once.
 
 K of both weights is brought to multiples of 128 with codes of zero, as the libraries take it (gpt-oss has 2880
 columns); a state dict has the columns of the checkpoint. Scales lie in tiles after loading, row by row in a state
@@ -31,8 +31,8 @@ from torch.compiler import is_compiling
 from .. import checks
 from ..errors import CheckpointError, InputError, OptionError, ShapeError, shown
 from ..layout import align
-from ..moe_mx import MX_PIPELINES, OWN, moe_mx_experts
 from ..mx_blocks import FORMATS
+from ..mx_moe import OWN, moe_block_experts
 from .checkpoint import Checkpoint, Scheme
 from .moe import PARALLEL, TOP_K
 from .mx import MxModule, bits, cut, scalars, stored
@@ -67,7 +67,7 @@ class MxExperts(MxModule):
     w13_scale, w2_scale
         ``[E, N, K/32]`` E8M0, or ``[E, N, K/16]`` E4M3 of NVFP4; uint8 of the same bits.
     kind
-        One of :data:`kernels.moe_mx.OWN`.
+        One of :data:`kernels.mx_moe.OWN`.
     w13_bias, w2_bias
         ``[E, 2I]`` and ``[E, H]`` bf16, f16 or f32, or None.
     w13_scale_2, w2_scale_2, w13_input_scale, w2_input_scale
@@ -125,7 +125,7 @@ class MxExperts(MxModule):
         super().__init__()
         if kind not in OWN:
             raise OptionError(f"kind={shown(kind)} of {name}; it is one of {', '.join(OWN)}")
-        self.kind, self.name, self.format = kind, name, FORMATS[MX_PIPELINES[kind].weights]
+        self.kind, self.name, self.format = kind, name, FORMATS[OWN[kind].weights]
         for key, x in (("w13", w13), ("w2", w2)):
             checks.dtype(f"{key} of {name}", checks.rank(f"{key} of {name}", x, 3), self.format.codes)
             checks.nonempty(f"{key} of {name}", x, 0, 1, 2)
@@ -199,7 +199,7 @@ class MxExperts(MxModule):
         if not is_compiling():
             self._prepare()
         x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
-        y: Tensor = moe_mx_experts(
+        y: Tensor = moe_block_experts(
             x,
             self.w13,
             self._in_tiles("w13_scale"),
@@ -250,7 +250,7 @@ class MxExperts(MxModule):
 
     def _placement(self) -> Tensor:
         """The kind, the first expert and the extents."""
-        numbers = [OWN.index(self.kind), self.first_expert, self.experts, self.inner, self.hidden]
+        numbers = [list(OWN).index(self.kind), self.first_expert, self.experts, self.inner, self.hidden]
         return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def extra_repr(self) -> str:

@@ -27,10 +27,10 @@ from oracle.bindings.missing import PROJECTS, Project, Survey, project, survey
 from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, say, write_json
 from oracle.cli.examples import GEMM
 from oracle.cli.page import page, releases_of
-from oracle.errors import FixtureError, OptionError, SubjectError, counted
+from oracle.errors import DeviceError, FixtureError, OptionError, SubjectError, counted
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
-from oracle.harness import coverage, subjects
+from oracle.harness import coverage, subjects, timings
 from oracle.report import ledger
 from oracle.routines import Contract, cases, drawn, get, profiles, reached, registered
 from oracle.routines.catalogue import catalogue, faults_of
@@ -94,6 +94,12 @@ def add_plan(commands: Commands) -> None:
     text = "the machine instead of --arch: JSON with arch or product, cuda, torch, sms, packages (name to version)"
     command.add_argument("--machine", metavar="FILE", help=text)
     add_json(command, "every routine's decision, with the reason of each backend,")
+    text = (
+        "time the backends of dense products on this GPU into FILE, a line of JSON each; goes on where it was stopped"
+    )
+    command.add_argument("--timings", metavar="FILE", help=text)
+    text = "with --timings: no new one is begun after S seconds (default: %(default)g)"
+    command.add_argument("--seconds", type=float, default=60.0, metavar="S", help=text)
 
 
 # --- doctor -------------------------------------------------------------------------------------------------
@@ -415,6 +421,18 @@ def _machine(arguments: argparse.Namespace, plan: Any, fields: Mapping[str, obje
     return plan.current_machine() if arguments.arch is None else plan.Machine.from_record({"arch": arguments.arch})
 
 
+def _timings(path: Path, seconds: float) -> int:
+    if not torch.cuda.is_available():
+        raise DeviceError("there is no GPU that torch can see: --timings times kernels of a GPU")
+    ours = [s for p in subjects.providers() if p.name == subjects.LAYER for s in p.subjects]
+    count = 0
+    for one in timings.timed([s for s in ours if s.device == "cuda" and s.why_not() is None], path, seconds):
+        count += "microseconds" in one
+        print(f"{one.get('microseconds', one.get('why'))}  {one['backend']}  {one['case']}")
+    print(f"{counted(count, 'timing')} in {path}")
+    return 0
+
+
 def _plan(arguments: argparse.Namespace) -> int:
     layer = subjects.layers()
     if not layer:
@@ -423,6 +441,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         plan, errors = import_module(f"{layer[0]}.plan"), import_module(f"{layer[0]}.errors")
     except ImportError as error:
         raise SubjectError(f"the production layer cannot be imported ({error}); see `fp8-oracle doctor`") from None
+    if arguments.timings is not None:
+        return _timings(Path(arguments.timings), arguments.seconds)
     values = {
         name: int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)
         for name, text in pairs(arguments.option, "--option").items()

@@ -4,7 +4,7 @@ A step is a command of this tool with a limit of its own; all together end withi
 ``firstlight.json`` and is not run again in the same folder, so that a run that was stopped goes on. Nothing of the
 machine is changed: kernels are called, settings are read.
 
-Not covered: how fast a kernel is; a machine without a GPU.
+Not covered: a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -114,6 +114,12 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             ),
             150,
             "every routine that the layer plans here, judged",
+        ),
+        Step(
+            "timings",
+            ("plan", "--timings", str(folder / "timings.jsonl"), "--seconds", "30"),
+            60,
+            "how long the backends of dense products take",
         ),
         Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 90, "known faults of releases"),
     )

@@ -11,6 +11,8 @@ direction     the same with 1.5 times a power of two, of both signs: truncation,
 rounding      sums 3/4 of an ulp above a float32, of both signs
 floor         ``2^-149 - 2^-e``: 0 where the second is not below the quantum of the least exponent
 sums          two groups of 16 in one scale block, each with half a quantum more: a sum of 32 keeps both halves
+depth         M, small, then -M behind 64 products: small survives where 96 meet in one step, and not where the sum of
+              64 was rounded to float32 before
 subnormals    c = 1, then the least operands, cancelling: their exponent is that at which c is lost
 overflow      a sum beyond float32; and one that only the addends leave
 scale_sign    an E4M3 scale with its sign bit set
@@ -278,7 +280,9 @@ def _fp4(maker: _Rows) -> list[Probe]:
     else:
         deep = [maker.row(d, *far, (0, 3, 1.0, top - d)) for d in _DEPTHS]
         turned = [maker.row(s * d, *far, (0, 3, s * 1.5, top - d)) for d in _DEPTHS for s in (1, -1)]
+    deeper = maker.row(30, (0, 0, 1.0, 16), (0, 2, 1.0, -14), (0, 4, -1.0, 16))
     probes_of_kind = [
+        Probe("depth", (deeper,), _read_step),
         Probe("empty", (empty,), lambda seen: _read_lost(seen[top], 8.0, "a group of zeros", nvf4)),
         Probe("cancelled", (cancelled,), lambda seen: _read_lost(seen[top], 8.0, "a group that cancels", nvf4)),
         Probe("alignment", tuple(deep), _read_depth),
@@ -331,24 +335,29 @@ class _Rows:
         products: dict[int, tuple[float, float]] = {}
         where: dict[int, tuple[float, float]] = {}
         for step, slot, value, exponent in terms:
-            k = step * self.inst.k + (16 * slot if self.kind.fp4 else 0)
+            k = step * self.step + (16 * slot if self.kind.fp4 else 0)
             while k in products:
                 k += 1
             x, y = where.setdefault(k // self.block, self._scale(exponent))
             products[k] = self._factors(value * (2.0**exponent / x) / y)
         for step, exponent in scales:
-            first = step * self.inst.k // self.block
+            first = step * self.step // self.block
             where |= {block: self._scale(exponent) for block in range(first, first + self.inst.k // self.block)}
         a, b = self.kind.formats
         if zeros is not None:
-            first = zeros[0] * self.inst.k
+            first = zeros[0] * self.step
             products |= {first + i: (0.0, b.max_finite) for i in range(self.inst.k)}
             where[first // self.block] = self._scale(zeros[1])
         if least is not None:
-            first = least[0] * self.inst.k
+            first = least[0] * self.step
             products |= {first: (a.min_subnormal, b.min_subnormal), first + 1: (-a.min_subnormal, b.min_subnormal)}
             where[first // self.block] = self._scale(least[1])
         return Row(label, products, where)
+
+    @property
+    def step(self) -> int:
+        """Products from one step of a row to the next: of FP4 a step of 64 and one of 96 begin there."""
+        return math.lcm(*(s.instruction.k for s in self.kind.candidates))
 
     @property
     def block(self) -> int:
@@ -457,6 +466,12 @@ def _read_lost(seen: float, without: float, what: str, nvf4: bool) -> str:
     if seen <= without:
         return f"{what} takes part in the alignment"
     return f"{what} does not take part in the alignment" + (", or it has 36 bits and more" if nvf4 else "")
+
+
+def _read_step(seen: dict[float, float]) -> str:
+    """M, M 2^-30 and -M, the last behind 64 products."""
+    (left,) = seen.values()
+    return f"{96 if left else 64} products meet in one step"
 
 
 def _read_depth(seen: dict[float, float]) -> str:

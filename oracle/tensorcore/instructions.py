@@ -250,6 +250,13 @@ def _blackwell(arch: str, unit: str, mma: str) -> list[Instruction]:
     ]
 
 
+def _deeper(base: Instruction) -> list[Instruction]:
+    """An FP4 instruction of 96 products in one step, in every reading of that of 64."""
+    source = f"CUTLASS mma_sm100_desc.hpp (bit 31 of the descriptor: K = 96, sm_103a); its readings as {base.source}"
+    unshown = f"whether 96 products and c meet in one alignment; {base.unshown}"
+    return _block_scaled(replace(base, name=f"{base.name}.k96", k=96, group=96, source=source, unshown=unshown))
+
+
 def _ampere(arch: str, source: str) -> list[Instruction]:
     return [
         _nvidia(f"{arch}.mma.f16", FP16, 16, 8, 24, 23, source, _PUB, float16_out=True),
@@ -335,13 +342,15 @@ _TABLE: tuple[Instruction, ...] = (
     _amd("gfx942.mfma.fp8", FP8_FNUZ, 32, 16, Sum.LATE_FLOOR_ODD_EVEN, _MMASIM, t=24, wide=31),
 )
 
-INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType({i.name: i for i in _TABLE})
+_DEEPER = [new for i in _TABLE if i.name in ("sm103.tcgen05.mxf4", "sm103.tcgen05.nvf4") for new in _deeper(i)]
+INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType({i.name: i for i in (*_TABLE, *_DEEPER)})
 
 ALIKE: Mapping[str, str] = MappingProxyType({"sm103": "sm100", "sm121": "sm120"})
 """Arches with the instructions of another, whose schedules every contract takes for them: one row an arch.
 
-sm103 (B300): tcgen05 of sm100 for FP8 and MX; its dense FP4 instruction of K = 96 has no model. sm121 (GB10): the
-mma.sync of sm120. From CUTLASS's and PTX's targets; no published vector compares two of a pair."""
+sm103 (B300): tcgen05 of sm100 for FP8 and MX, and for FP4 one of K = 96 beside that of 64, whose readings have names
+of their own (``sm103.tcgen05.nvf4.k96``): a kernel says which it takes. sm121 (GB10): the mma.sync of sm120. From
+CUTLASS's and PTX's targets; no published vector compares two of a pair."""
 
 
 def instruction(name: str) -> Instruction:

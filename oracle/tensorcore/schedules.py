@@ -418,6 +418,17 @@ def _widened(arch: str, mma: str) -> Schedule:
     )
 
 
+def _widened_blocks(arch: str, f16: str) -> Schedule:
+    """MXFP8 as float16: two instructions for each block of 32, whose scales meet the partial sum."""
+    seen = (
+        "FlashInfer's mm_mxfp8 by CuTe DSL up to 16 rows and K = 5120 (dense_mxfp8_gemm_warp_splitk.py): a warp has a "
+        "quarter of each tile of 512 (`.interleaved4x128`), of 256 where K is at most 1024 or no multiple of 512 "
+        "(`.interleaved4x64`)"
+    )
+    base = _widened(arch, f16)
+    return replace(base, name=f"{arch}.f16.promote32", interval=32, seen_in=seen)
+
+
 def _inside(name: str, inst: str, seen_in: str) -> list[Schedule]:
     """One chain with the scales inside, by every reading of the instruction."""
     family = []
@@ -482,11 +493,18 @@ _TABLE: tuple[Schedule, ...] = (
     *_inside("sm100.chain_mxf4", "sm100.tcgen05.mxf4", "tcgen05 block-scaled FP4"),
     *_inside("sm100.chain_nvf4", "sm100.tcgen05.nvf4", "tcgen05 block-scaled FP4 with UE4M3 scales of 16"),
     *_family("sm100", "mma.fp8", promoting=True, prefix=".mma_sync"),
+    _widened_blocks("sm100", "tcgen05.f16"),
     *_family("sm100", "tcgen05.bf16", promoting=False, prefix=".bf16"),
     *_family("sm120", "mma.f8f6f4", promoting=True),
     *_inside("sm120.chain_ue8m0", "sm120.mma.mxf8f6f4", "mma.sync block-scaled FP8"),
     *_inside("sm120.chain_mxf4", "sm120.mma.mxf4", "mma.sync block-scaled FP4"),
     *_inside("sm120.chain_nvf4", "sm120.mma.nvf4", "mma.sync block-scaled FP4 with UE4M3 scales of 16"),
+    *_inside("sm103.chain_mxf4.k96", "sm103.tcgen05.mxf4.k96", "tcgen05 block-scaled FP4, 96 products a step"),
+    *_inside(
+        "sm103.chain_nvf4.k96",
+        "sm103.tcgen05.nvf4.k96",
+        "FlashInfer mm_fp4 by CUTLASS on sm103, tuned tactics with tiles 768 deep, where the output lies on 32 bytes",
+    ),
     *_family("gfx942", "mfma.fp8", promoting=True),
     *_family("gfx942", "mfma.bf16", promoting=False, prefix=".bf16"),
     *_family("gfx942", "mfma.f16", promoting=False, prefix=".f16"),

@@ -26,6 +26,10 @@ MX4 = dataclasses.replace(NV4, op="mxfp4_product")
 BATCH = Problem("mxfp8_batched", m=128, n=256, k=256, groups=2, tiles="128x4")
 ROWS8 = Problem("mxfp8_mxfp4_grouped", n=256, k=256, groups=2, tiles="128x4", b_dtype="uint8", row_alignment=4)
 ROWS4 = dataclasses.replace(ROWS8, op="nvfp4_grouped", a_dtype="uint8")
+TIGHT8 = Problem("mxfp8_tight", n=256, k=256, groups=2, tiles="128x4")
+TIGHT4 = dataclasses.replace(TIGHT8, op="nvfp4_tight", a_dtype="uint8", b_dtype="uint8")
+MIX = Problem("mixed_contiguous", n=256, k=256, groups=2, b_dtype="uint8", a_width=128, b_width=32)
+LAYER = Problem("moe_nvfp4", n=256, k=256, a_dtype="bfloat16", b_dtype="uint8")
 BLOCK = Problem("fp8_block_product", n=256, k=256, scale_format="float32")
 E5M2 = "float8_e5m2"
 LIMITS = (
@@ -49,6 +53,11 @@ LIMITS = (
     ("torch", "sm100", MX8, {"n": 264, "k": 272, "tiles": "linear", "c": "bfloat16", "bias": "float32",
                              "alpha": "one"}),
     ("torch", "sm100", NV4, {"alpha": "group"}),
+    ("torch", "sm100", TIGHT8, {"n": 264, "k": 272}),
+    ("torch", "sm100", TIGHT4, {"n": 264, "k": 272, "alpha": "group"}),
+    ("cutlass", "sm120", TIGHT4, {"n": 252, "k": 272, "out_dtype": "float16"}),
+    ("flashinfer_cutlass", "sm120", LAYER, {"n": 192, "k": 192, "bias": "float32"}),
+    ("deep_gemm", "sm100", MIX, {"n": 96, "k": 192, "out_dtype": "float16", "bias": "bfloat16", "a_dtype": "uint8"}),
 )  # fmt: skip  # a table, one row a line
 
 

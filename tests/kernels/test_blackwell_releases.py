@@ -1,41 +1,44 @@
-"""What the layer passes to FlashInfer and DeepGEMM, against the files of the release where it is installed.
+"""What the layer passes to FlashInfer, DeepGEMM and vLLM, against the files of pinned releases.
 
-Nothing is imported: signatures and claims of capabilities are read off the source, schemas off the compiled module.
+Signatures and claims of capabilities are read off the source, schemas off the compiled module. FlashInfer's own checks
+are asked on tensors without memory, in a process that imports it. Without the wheels a test says UNSUPPORTED, and the
+command that runs it with them.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
+import json
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
+from kernels import layout
 from kernels.backends.deep_gemm import SYMBOLS
 from kernels.backends.flashinfer_mx import BACKENDS, NAMES, ROUTINES
 from kernels.config import Config
 from kernels.platform import Machine
-from kernels.support import BLACKWELL
-from tests.support.fake_blackwell import CLAIMS, Libraries, grid
+from kernels.support import BLACKWELL, MX_LAYERS
+from tests.support.fake_blackwell import CLAIMS, OF_DEEP_GEMM, OF_VLLM, QUANTISERS, Libraries, grid
+from tests.support.wheels import DEEP_GEMM, FLASHINFER, VLLM, installed, search_path
 
-INSTALL = {"flashinfer": "flashinfer-python==0.7.2.post1", "deep_gemm": "sgl-deep-gemm==0.2.3.post2"}
-
-
-def folder(package: str) -> Path:
-    """The folder of a library; the test is left out, with the command, where it is not installed."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed; pip install --no-deps {INSTALL[package]}")
-    return Path(spec.submodule_search_locations[0])
+PRODUCTS = tuple(dict.fromkeys(routine for op, routine in ROUTINES.items() if op not in MX_LAYERS))
+MORE = (*QUANTISERS, "cutlass_fused_moe")
+"""Routines of FlashInfer beside its products."""
 
 
 @cache
 def functions(package: Path) -> dict[str, ast.FunctionDef]:
-    """The functions of FlashInfer's products by name."""
-    trees = [ast.parse(path.read_bytes()) for path in sorted((package / "gemm").glob("*.py"))]
+    """The functions of FlashInfer by name: its products, quantisers and fused layers."""
+    homes = ("gemm/*.py", "quantization/*.py", "fused_moe/core.py")
+    trees = [ast.parse(path.read_bytes()) for home in homes for path in sorted(package.glob(home))]
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -71,23 +74,31 @@ def claims(of: dict[str, ast.FunctionDef], routine: str) -> dict[str, set[int]]:
 
 
 @pytest.mark.whole("a look into a file that is parsed once")
-@pytest.mark.parametrize("routine", dict.fromkeys(ROUTINES.values()))
-def test_parameters_of_flashinfer(routine: str) -> None:
-    """The fake, whose calls are judged, has the names, the order and the defaults of the release."""
-    theirs = functions(folder("flashinfer"))[routine].args
+@pytest.mark.parametrize("routine", [*PRODUCTS, *MORE])
+@pytest.mark.parametrize("pin", FLASHINFER)
+def test_parameters_of_flashinfer(pin: str, routine: str) -> None:
+    """The fake, whose calls are judged, has the names and the order of the newest release, and of its products the
+    defaults; an older one lacks some."""
+    theirs = functions(installed(pin) / "flashinfer")[routine].args
     ours = inspect.signature(getattr(Libraries, routine)).parameters
-    assert [name for name in ours if name != "self"] == named(theirs)
-    defaults = [ast.unparse(value) for value in theirs.defaults]
-    spoken = [p.default for p in ours.values() if p.default is not inspect.Parameter.empty]
-    assert [str(value) if not isinstance(value, str) else repr(value) for value in spoken] == defaults
+    names = [name for name in ours if name != "self"]
+    if pin != FLASHINFER[0]:
+        assert [name for name in names if name in named(theirs)] == named(theirs)
+        return
+    assert names == named(theirs)
+    if routine in PRODUCTS:
+        defaults = [ast.unparse(value) for value in theirs.defaults]
+        spoken = [p.default for p in ours.values() if p.default is not inspect.Parameter.empty]
+        assert [str(value) if not isinstance(value, str) else repr(value) for value in spoken] == defaults
 
 
 @pytest.mark.whole("a look into a file that is parsed once")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_arch_is_planned_that_flashinfer_does_not_claim(backend: str) -> None:
-    of = functions(folder("flashinfer"))
+@pytest.mark.parametrize("pin", FLASHINFER)
+def test_no_arch_is_planned_that_flashinfer_does_not_claim(pin: str, backend: str) -> None:
+    of = functions(installed(pin) / "flashinfer")
     for op, routine in ROUTINES.items():
-        if not BACKENDS[backend].declares(op):
+        if op in MX_LAYERS or not BACKENDS[backend].declares(op):
             continue
         claimed = claims(of, routine)
         capable = claimed[NAMES[backend] if "" not in claimed else ""]
@@ -97,6 +108,25 @@ def test_no_arch_is_planned_that_flashinfer_does_not_claim(backend: str) -> None
             assert not planned or sm in capable, (op, sm)
             named_here = "" if "" in claimed else NAMES[backend]
             assert not planned or sm in CLAIMS[routine, named_here], "the fake claims less"
+
+
+@pytest.mark.parametrize("pin", FLASHINFER)
+def test_what_the_plan_admits_flashinfer_admits(pin: str) -> None:
+    """Its own checks of every planned call, on tensors without memory; they refuse some that the plan refuses (the
+    twin). Its orders of the rows of a weight are the layer's, index by index."""
+    environment = {**os.environ, "PYTHONPATH": search_path(pin)}
+    command = [sys.executable, "-m", "tests.support.flashinfer_checks"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    record = json.loads(ran.stdout.strip().splitlines()[-1])
+    asked, refusals = record["admitted"]
+    assert asked > 2000 and refusals == []
+    refused, kept_out = record["refused"]
+    assert refused == len(kept_out) > 2
+    for key, rows in record["rows"].items():
+        first, _, last = key.partition("-")
+        ours = layout.gated_rows(int(last)) if first == "gated" else layout.shuffled_rows(int(first), int(last))
+        assert rows == ours.tolist(), key
 
 
 def test_a_renamed_parameter_is_noticed(tmp_path: Path) -> None:
@@ -113,15 +143,42 @@ def test_a_renamed_parameter_is_noticed(tmp_path: Path) -> None:
     assert claims(of, "mm_mxfp8") == {"cutlass": {100}} and claims(of, "grouped") == {"": {100}}
 
 
-def test_names_of_deep_gemm() -> None:
-    """Every routine has a name that the layer knows, but for those that a row refuses of some releases."""
-    package = folder("deep_gemm")
+@pytest.mark.parametrize("pin", DEEP_GEMM)
+def test_names_of_deep_gemm(pin: str) -> None:
+    """Every routine has a name that the layer knows, but for those that a row refuses of some releases; of mixed
+    products a fake has the parameters of the newest release, of which an older one lacks the last."""
+    package = installed(pin) / "deep_gemm"
     tree = ast.parse((package / "__init__.py").read_bytes())
-    have = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    have = set(defined)
     have |= {t.id for node in ast.walk(tree) if isinstance(node, ast.Assign) for t in node.targets
              if isinstance(t, ast.Name)}  # fmt: skip
     lacks = {name for name, names in SYMBOLS.items() if not have & set(names)}
     assert lacks <= {"skip_head_mid", "mqa_logits", "paged_mqa_logits"}
+    for name in OF_DEEP_GEMM:
+        ours = [p for p in inspect.signature(getattr(Libraries, name)).parameters if p != "self"]
+        theirs = named(defined[name].args)
+        assert ours[: len(theirs)] == theirs and set(ours[len(theirs) :]) <= {"epilogue"}
     compiled = b"".join(path.read_bytes() for path in package.glob("_C*.so"))
     schemas = set(re.findall(rb"([a-z0-9_]+)\([A-Z][^\n\x00]*\) -> ", compiled))
-    assert not schemas or {b"fp8_fp4_gemm_nt", b"m_grouped_fp8_fp4_gemm_nt_masked"} <= schemas
+    assert {b"fp8_fp4_gemm_nt", b"m_grouped_fp8_fp4_gemm_nt_masked"} <= schemas
+
+
+def test_schemas_of_vllm() -> None:
+    """The fakes of its operators have the parameters of the schemas in its compiled module."""
+    package = installed(VLLM) / "vllm"
+    compiled = b"".join(path.read_bytes() for path in package.glob("_C*.so"))
+    for name in (*OF_VLLM, "scaled_fp4_quant.out"):
+        (schema,) = set(re.findall(re.escape(name.encode()) + rb"\(Tensor[^)]*(?:\([a-z]!\)[^)]*)*\) -> ", compiled))
+        theirs = re.findall(rb"\w+(?=\s*[,)](?!\w))", re.sub(rb"\([a-z]!\)", b"", schema.partition(b"(")[2]))
+        ours = [p for p in inspect.signature(getattr(Libraries, name.partition(".")[0])).parameters if p != "self"]
+        assert [x.decode() for x in theirs] == ours or name == "cutlass_scaled_mm", schema
+
+
+@pytest.mark.parametrize("name", ["scaled_mm", "scaled_grouped_mm"])
+def test_parameters_of_torch(name: str) -> None:
+    theirs = getattr(torch.nn.functional, name, None)
+    if theirs is None:
+        pytest.skip(f"torch {torch.__version__} has no {name} of recipes")
+    ours = [p for p in inspect.signature(getattr(Libraries, name)).parameters if p != "self"]
+    assert ours == list(inspect.signature(theirs).parameters)

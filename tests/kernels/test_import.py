@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import kernels
-from kernels import moe_mx, moe_pipelines, routers
+from kernels import moe_pipelines, mx_moe, routers
 from kernels.plan import MODULES
 from tests.support.docstrings import module_of
 
@@ -86,7 +86,7 @@ ROUTINES = (
         "scaled_fp4_quant": ("nvfp4_quantize",),
     }
     | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))
-    | dict.fromkeys(moe_mx.MX_PIPELINES, ("moe_mx_experts",))
+    | dict.fromkeys(mx_moe.LAYERS, ("moe_block_experts",))
     | dict.fromkeys(routers.SERVED_HERE, ("route_experts",))
 )
 """Contracts of several routines, or of a part of one."""

@@ -13,6 +13,7 @@ Sources: FlashInfer 0.7.2.post1 (gemm/gemm_base.py, csrc), vLLM (csrc/libtorch_s
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import itertools
 import sys
@@ -27,15 +28,19 @@ from torch import Tensor
 
 import oracle
 from kernels import routes
-from kernels.backends import cutlass, flashinfer
+from kernels.backends import cutlass, deep_gemm, flashinfer
 from kernels.config import Config, use_config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
+from kernels.support import MIXED
 from oracle.tensorcore.instructions import ALIKE
+from oracle.truth.layout import swizzle_scale, unswizzle_scale
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
 NAN_BYTE = 0x7F
+WRITTEN = ("out", "d", "output")
+"""Arguments that a library writes into."""
 TEN, TWELVE = (100, 103), (120, 121)
 CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
     # (routine, backend): capabilities that its requirement function claims
@@ -60,6 +65,12 @@ ONE_CHAIN = ("cutlass", "b12x")
 """Backends whose kernels take K in one chain; of the others the sum is exact, which any order of sums may give."""
 
 
+class SfLayout(enum.IntEnum):
+    """FlashInfer's words for how scales lie."""
+
+    layout_128x4, layout_8x4, layout_linear = range(3)
+
+
 class LibraryError(Exception):
     """What a library raises."""
 
@@ -81,7 +92,7 @@ class Made:
     def again(self, **changed: Any) -> Tensor:
         """The output of the call with other arguments, written into fresh memory full of NaN."""
         arguments = {**self.arguments, **changed}
-        written = "out" if "out" in arguments else None
+        written = next((name for name in WRITTEN if name in arguments), None)
         if written:
             arguments[written] = torch.full_like(arguments[written], float("nan"))
         made = self.routine(**arguments)
@@ -134,7 +145,8 @@ class Libraries:
         if backend in ONE_CHAIN:
             made = oracle.predict(contract, inputs, numerics=f"{self.base}.{chain}", out_dtype=out.dtype, **options)
         else:
-            made = oracle.reference(contract, inputs, out_dtype=out.dtype, **options)
+            of_layer = {} if "topk_ids" in inputs else {"out_dtype": out.dtype}
+            made = oracle.reference(contract, inputs, **of_layer, **options)
         assert isinstance(made, Tensor)
         return out.copy_(torch.where(made.isnan() & out.isnan(), out, made))
 
@@ -300,7 +312,131 @@ class Libraries:
         operands = {"a": dense("a", a), "b": dense("b", b), "a_scale": left.contiguous(), "b_scale": right.contiguous()}
         return self.multiply("fp8_gemm_nt", operands, dense("out", out), "", "exact")
 
+    def quantised(
+        self, contract: str, inputs: Mapping[str, Tensor], numerics: str, **options: Any
+    ) -> tuple[Tensor, ...]:
+        """Codes and scale bytes by a recipe of the library."""
+        need(self.machine.sm in (*TEN, *TWELVE), "empty below sm100")
+        need(inputs["x"].dtype in HALVES and inputs["x"].is_contiguous(), "fp16 or bf16")
+        made = oracle.predict(contract, inputs, numerics=numerics, **options)
+        assert isinstance(made, dict)
+        return made["q"], made["scale"]
+
+    def mxfp8_quantize(
+        self, input: Tensor, is_sf_swizzled_layout: bool = True, alignment: int = 32, enable_pdl: bool | None = None,
+        backend: str = "cuda", sf_swizzle_layout: Any = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        """``sf_swizzle_layout`` goes before the flag where both are there."""
+        need(backend == "cuda" and alignment % 32 == 0, "backend")
+        flagged = SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
+        layout = flagged if sf_swizzle_layout is None else sf_swizzle_layout
+        options = {"layout": layout.name[7:], "alignment": alignment}
+        q, scale = self.quantised("mxfp8_quantize", {"x": input}, "flashinfer_mxfp8_1x32", **options)
+        return q, scale.reshape(-1)
+
+    def mxfp4_quantize(
+        self, a: Tensor, backend: str = "cuda", enable_pdl: bool | None = None, sfLayout: Any = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        need(backend == "cuda", "backend")
+        return self.quantised("mxfp4_quantize", {"x": a}, "flashinfer_mxfp4", layout=sfLayout.name[7:])
+
+    def nvfp4_quantize(
+        self, a: Tensor, a_global_sf: Tensor, sfLayout: Any = None, do_shuffle: bool = False, sf_vec_size: int = 16,
+        enable_pdl: bool | None = None, backend: str = "cuda", per_token_activation: bool = False,
+        expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = "of the environment",
+    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        """Scales as a matrix of whole tiles, or ``[M, K / 16]``."""
+        need(backend == "cuda" and sf_vec_size == 16 and not do_shuffle and not per_token_activation, "options")
+        need(nvfp4_4over6 is None, "the environment may choose other scales")
+        need(a_global_sf.dtype is torch.float32 and a_global_sf.shape == (1,), "global scale")
+        inputs = {"x": a, "global_scale": a_global_sf}
+        q, scale = self.quantised("nvfp4_quantize", inputs, "flashinfer_nvfp4", layout=sfLayout.name[7:])
+        return q, scale.view(-1, -(-(a.shape[1] // 16) // 4) * 4) if sfLayout is not SfLayout.layout_linear else scale
+
+    def cutlass_fused_moe(
+        self, input: Tensor, token_selected_experts: Tensor, token_final_scales: Tensor, fc1_expert_weights: Tensor,
+        fc2_expert_weights: Tensor, output_dtype: torch.dtype, quant_scales: Any,
+        fc1_expert_biases: Tensor | None = None, fc2_expert_biases: Tensor | None = None,
+        input_sf: Tensor | None = None, swiglu_alpha: Tensor | None = None, swiglu_beta: Tensor | None = None,
+        swiglu_limit: Tensor | None = None, tp_size: int = 1, tp_rank: int = 0, ep_size: int = 1, ep_rank: int = 0,
+        cluster_size: int = 1, cluster_rank: int = 0, output: Tensor | None = None, enable_alltoall: bool = False,
+        use_deepseek_fp8_block_scale: bool = False, use_w4_group_scaling: bool = False,
+        use_mxfp8_act_scaling: bool = False, min_latency_mode: bool = False, use_packed_weights: bool = False,
+        use_wfp4afp8_humming: bool = False, tune_max_num_tokens: int = 8192, enable_pdl: bool | None = None,
+        activation_type: int = 3, swizzled_input_sf: bool = True, use_fused_finalize: bool = True,
+        profile_ids: Any = None, workspace_buffer: Any = None, *, clamped_relu2_limit: Any = None,
+        situ_beta: Any = None, situ_linear_beta: Any = None, backend: str = "cutlass",
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """Its recipe follows from dtypes, flags and the number of scales; weights of E2M1 are words of 16 codes, their
+        scales words of four."""
+        need(self.machine.sm in (*TEN, *TWELVE) and backend == "cutlass" and activation_type == 3, "options")
+        flags = (use_deepseek_fp8_block_scale, use_w4_group_scaling, min_latency_mode, use_packed_weights)
+        need(not any(flags) and not use_wfp4afp8_humming and not enable_alltoall, "not on Blackwell, or another recipe")
+        need((tp_size, tp_rank, ep_size, ep_rank, cluster_size, cluster_rank) == (1, 0, 1, 0, 1, 0), "parallel ranks")
+        four = fc1_expert_weights.dtype is torch.int64
+        need(fc1_expert_weights.dtype is fc2_expert_weights.dtype and (four or fc1_expert_weights.dtype is E4M3), "w")
+        wide = input.dtype is torch.bfloat16
+        need(wide or input.dtype is E4M3 and use_mxfp8_act_scaling and input_sf is not None, "input")
+        need(not wide or four and not use_mxfp8_act_scaling and input_sf is None, "input of NVFP4")
+        need(output_dtype is torch.bfloat16 and fc1_expert_biases is None and fc2_expert_biases is None, "types")
+        need(token_selected_experts.dtype is torch.int32 and token_final_scales.dtype is torch.float32, "routing")
+        need(token_selected_experts.shape == token_final_scales.shape and len(input) == len(token_final_scales), "T")
+        need(len(quant_scales) == (6 if wide else 4), "number of quant scales")
+        name = "nvfp4" if wide else "mxfp8_mxfp4" if four else "mxfp8"
+        weights = [dense("w", w).view(torch.uint8 if four else E4M3) for w in (fc1_expert_weights, fc2_expert_weights)]
+        experts, rows, stored = weights[0].shape
+        hidden, inner = weights[1].shape[1], weights[1].shape[2] * (1 + four)
+        need(stored * (1 + four) == hidden == input.shape[1] and rows == 2 * inner, "extents")
+        need(hidden % 128 == inner % 128 == 0 and len(weights[1]) == experts, "hidden_size % 128, inter_size % 128")
+        words, width = (
+            (quant_scales[1], quant_scales[4]) if wide else (quant_scales[0], quant_scales[2]),
+            16 if wide else 32,
+        )
+        inputs = {"x": input, "w13": weights[0], "w2": weights[1]}
+        for key, word, (n, k) in zip(("w13", "w2"), words, ((rows, hidden), (hidden, inner)), strict=True):
+            need(word.dtype is torch.int32 and tuple(word.shape) == (experts, n, k // width // 4), "weight block size")
+            memory = dense(key, word).view(torch.uint8).view(experts, -1)
+            inputs[f"{key}_scale"] = torch.stack([unswizzle_scale(part, n, k // width) for part in memory])
+        places = {"a1_gscale": 0, "alpha1": 2, "a2_gscale": 3, "alpha2": 5} if wide else {"alpha1": 1, "alpha2": 3}
+        for key, at in places.items():
+            need(quant_scales[at].dtype is torch.float32 and tuple(quant_scales[at].shape) == (experts,), key)
+            inputs[key] = quant_scales[at]
+        if not wide:
+            assert input_sf is not None
+            need(swizzled_input_sf and input_sf.dtype is torch.uint8, "input_sf")
+            need(input_sf.numel() >= tiles(len(input), hidden // 32), "reads behind the memory of input_sf")
+            memory = flat(dense("input_sf", input_sf), tiles(len(input), hidden // 32))
+            scale = torch.exp2(unswizzle_scale(memory, len(input), hidden // 32).float() - 127)
+            inputs["x"] = (input.float() * scale.repeat_interleave(32, 1)).to(torch.bfloat16)
+        parts = (swiglu_alpha, swiglu_beta, swiglu_limit)
+        if any(part is not None for part in parts):
+            usual = (torch.ones(experts), torch.zeros(experts), torch.full((experts,), float("inf")))
+            inputs["gates"] = torch.stack([u if p is None else p for p, u in zip(parts, usual, strict=True)], dim=1)
+        inputs |= {"topk_ids": token_selected_experts, "topk_weights": token_final_scales}
+        out = torch.empty(input.shape, dtype=output_dtype) if output is None else output
+        need(tuple(out.shape) == tuple(input.shape) and out.dtype is output_dtype, "output")
+        combine = "ATOMIC" if use_fused_finalize else "STORED"
+        return self.multiply(f"cutlass_fused_moe_{name}", inputs, dense("output", out), "", "", combine=combine)
+
     # --- vLLM -------------------------------------------------------------------------------------------------------
+
+    def scaled_fp4_quant(
+        self, input: Tensor, input_scale: Tensor, is_sf_swizzled_layout: bool, output: Tensor, output_scale: Tensor
+    ) -> None:
+        """Into ``output`` and, four a word where they lie in tiles, ``output_scale``, whose padding is not written."""
+        m, k = input.shape
+        need(input_scale.dtype is torch.float32 and input_scale.numel() == 1 and k % 16 == 0, "input_scale")
+        shape = (-(-m // 128) * 128, -(-(k // 16) // 4)) if is_sf_swizzled_layout else (m, k // 16)
+        need(tuple(output_scale.shape) == shape and tuple(output.shape) == (m, k // 2), "outputs")
+        need(output_scale.dtype is (torch.int32 if is_sf_swizzled_layout else torch.uint8), "output_scale")
+        inputs = {"x": input, "global_scale": input_scale.reshape(1)}
+        layout = "128x4" if is_sf_swizzled_layout else "linear"
+        q, scale = self.quantised("nvfp4_quantize", inputs, "flashinfer_cute_nvfp4", layout=layout)
+        padding = swizzle_scale(torch.zeros(m, k // 16, dtype=torch.uint8), fill=1) if is_sf_swizzled_layout else None
+        memory = output_scale.view(torch.uint8).view(-1)
+        written = scale.reshape(-1)
+        memory.copy_(written if padding is None else torch.where(padding.bool(), memory, written))
+        output.copy_(q)
 
     def cutlass_scaled_fp4_mm(
         self, out: Tensor, a: Tensor, b: Tensor, block_scale_a: Tensor, block_scale_b: Tensor, alpha: Tensor
@@ -340,7 +476,144 @@ class Libraries:
         }
         self.multiply("fp8_gemm_nt", operands, out, "", "exact")
 
+    def cutlass_fp4_group_mm(
+        self, out: Tensor, a: Tensor, b: Tensor, a_blockscale: Tensor, b_blockscales: Tensor, alphas: Tensor,
+        problem_sizes: Tensor, expert_offsets: Tensor, sf_offsets: Tensor,
+    ) -> None:  # fmt: skip  # the parameters of the library
+        """Each expert's product begins at its first row of ``a``, and its scales at their first row."""
+        need(self.machine.sm in (*TEN, *TWELVE), "no compiled cutlass_fp4_group_mm kernel")
+        need(a_blockscale.dtype is b_blockscales.dtype is E4M3 and alphas.dtype is torch.float32, "Inconsistency")
+        need(alphas.shape == (len(b),), "alphas")
+        need(self.machine.sm in TEN or out.dtype is torch.bfloat16, "SM120 NVFP4 MOE only supports bfloat16 output")
+        scales = {"global_scale_a": alphas, "global_scale_b": torch.ones_like(alphas)}
+        self._tight(out, a, b, a_blockscale, b_blockscales, problem_sizes, expert_offsets, sf_offsets, scales)
+
+    def cutlass_mxfp4_group_mm(
+        self, out: Tensor, a: Tensor, b: Tensor, a_blockscale: Tensor, b_blockscales: Tensor, problem_sizes: Tensor,
+        expert_offsets: Tensor, sf_offsets: Tensor,
+    ) -> None:  # fmt: skip  # the parameters of the library
+        need(self.machine.sm in TEN, "no compiled cutlass_mxfp4_group_mm kernel")
+        need(a_blockscale.dtype is b_blockscales.dtype is torch.uint8, "Inconsistency of Tensor type")
+        self._tight(out, a, b, a_blockscale, b_blockscales, problem_sizes, expert_offsets, sf_offsets, {})
+
+    def _tight(
+        self, out: Tensor, a: Tensor, b: Tensor, left: Tensor, right: Tensor, sizes: Tensor, starts: Tensor,
+        first: Tensor, scales: Mapping[str, Tensor],
+    ) -> None:  # fmt: skip  # as the two above
+        """Rows ``starts[g]`` to ``starts[g] + sizes[g, 0]`` of each expert, by its weight."""
+        need(a.dtype is b.dtype is torch.uint8 and left.dim() == 2 and right.dim() == 3, "types and ranks")
+        groups, n, half = b.shape
+        need(sizes.dtype is starts.dtype is first.dtype is torch.int32, "int32")
+        need(sizes.shape == (groups, 3) and starts.shape == first.shape == (groups,), "number of experts")
+        need(half % 16 == 0 and n % 8 == 0 and out.dtype in HALVES and out.shape == (a.shape[0], n), "alignment")
+        width, four = (16, E4M3) if left.dtype is E4M3 else (32, UE8M0)
+        columns = -(-(2 * half // width) // 4) * 4
+        for g, (m, wide, k) in enumerate(sizes.tolist()):
+            need(wide == n and k == 2 * half, "the strides are those of the weight")
+            begin, at = int(starts[g]), int(first[g]) * columns
+            need(0 <= begin <= begin + m <= a.shape[0], "reads out of bounds")
+            if m == 0:
+                continue
+            operands = {"mat_a": dense("a", a)[begin : begin + m].contiguous(), "mat_b": dense("b", b)[g : g + 1]}
+            memory = flat(dense("a_blockscale", left), at + tiles(m, 2 * half // width))[at:]
+            weight = flat(dense("b_blockscales", right), groups * tiles(n, 2 * half // width))
+            operands |= {"scale_a": memory.view(four), "scale_b": weight.view(groups, -1)[g].contiguous().view(four)}
+            operands |= {"offs": torch.tensor([m], dtype=torch.int32)}
+            operands |= {name: scale[g : g + 1] for name, scale in scales.items()}
+            part = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
+            chain = "chain_nvf4" if four is E4M3 else "chain_mxf4"
+            out[begin : begin + m] = self.multiply("scaled_grouped_mm_mx", operands, part, chain, "cutlass")
+
+    # --- DeepGEMM ---------------------------------------------------------------------------------------------------
+
+    def fp8_fp4_gemm_nt(
+        self, a: Any, b: Any, d: Tensor, c: Tensor | None = None, recipe: Any = None, recipe_a: Any = None,
+        recipe_b: Any = None, compiled_dims: str = "", disable_ue8m0_cast: bool = False, alpha: float | None = None,
+        epilogue: Any = None,
+    ) -> None:  # fmt: skip  # the parameters of sgl-deep-gemm 0.2.5
+        """Packed words of every row, MN-major; what lies in ``c`` is added in memory."""
+        need(alpha is None and epilogue is None, "options")
+        summand = {} if c is None else {"c": c.clone()}
+        self._mixed("fp8_fp4_gemm_nt", a, b, d, recipe, (recipe_a, recipe_b), disable_ue8m0_cast, **summand)
+
+    def m_grouped_fp8_fp4_gemm_nt_contiguous(
+        self, a: Any, b: Any, d: Tensor, grouped_layout: Tensor, recipe: Any = None, recipe_a: Any = None,
+        recipe_b: Any = None, compiled_dims: str = "nk", disable_ue8m0_cast: bool = False,
+        use_psum_layout: bool = False, ensure_zero_padding: bool = True, expected_m_for_psum_layout: Any = None,
+        epilogue: Any = None,
+    ) -> None:  # fmt: skip  # the parameters of sgl-deep-gemm 0.2.5
+        """The expert of each row, or where the rows of each expert end."""
+        need(grouped_layout.dtype is torch.int32 and grouped_layout.is_contiguous(), "grouped_layout")
+        need(len(grouped_layout) == (len(b[0]) if use_psum_layout else len(a[0])), "grouped_layout")
+        name, last = ("psum", "ends") if use_psum_layout else ("contiguous", "m_indices")
+        layout = {last: grouped_layout}
+        contract = f"m_grouped_fp8_fp4_gemm_nt_{name}"
+        self._mixed(contract, a, b, d, recipe, (recipe_a, recipe_b), disable_ue8m0_cast, **layout)
+
+    def m_grouped_fp8_fp4_gemm_nt_masked(
+        self, a: Any, b: Any, d: Tensor, masked_m: Tensor, expected_m: int, recipe: Any = None, recipe_a: Any = None,
+        recipe_b: Any = None, compiled_dims: str = "nk", disable_ue8m0_cast: bool = False, epilogue: Any = None,
+    ) -> None:  # fmt: skip  # the parameters of sgl-deep-gemm 0.2.5
+        need(masked_m.dtype is torch.int32 and masked_m.is_contiguous() and expected_m > 0, "masked_m")
+        need(a[0].shape[1] % 128 == 0 or len(a[0]) == 1, "it stores whole tiles of 128 rows")
+        name = "m_grouped_fp8_fp4_gemm_nt_masked"
+        self._mixed(name, a, b, d, recipe, (recipe_a, recipe_b), disable_ue8m0_cast, masked_m=masked_m)
+
+    def _mixed(
+        self, contract: str, a: Any, b: Any, d: Tensor, recipe: Any, recipes: Any, cast: bool, **more: Tensor
+    ) -> None:
+        need(self.machine.sm in (*TEN, 120), "unsupported architecture")
+        need(recipe is None and all(r in ((1, 32), (1, 128)) for r in recipes) and not cast, "recipes")
+        operands: dict[str, Tensor] = dict(more)
+        k = a[0].shape[-1] * (1 if a[0].is_floating_point() else 2)
+        for name, (codes, words), (_, gran) in zip("ab", (a, b), recipes, strict=True):
+            need(codes.dtype in (E4M3, torch.int8) and words.dtype is torch.int32, "types of codes and scales")
+            need(codes.shape[-1] * (1 if codes.is_floating_point() else 2) == k and k % 128 == 0, "K")
+            rows, due = codes.shape[-2], (*codes.shape[:-1], -(-k // (4 * gran)))
+            need(tuple(words.shape) == due and (words.stride(-2) == 1 or rows == 1), "sf shape, MN-major")
+            need(words.shape[-1] == 1 or words.stride(-1) == -(-rows // 4) * 4, "sf.stride(-1), TMA-aligned")
+            operands[name] = dense(name, codes).view(torch.uint8 if codes.dtype is torch.int8 else E4M3)
+            operands[f"{name}_scale"] = words.contiguous()
+        both = a[0].dtype is b[0].dtype is torch.int8
+        need(not both or [r[1] for r in recipes] == [32, 32], "MXF4 only supports kGranK=32")
+        need(
+            d.dtype in (torch.bfloat16, torch.float32) and d.shape[-1] == b[0].shape[-2] and d.shape[-1] % 64 == 0, "d"
+        )
+        one = "exact" if both or self.machine.sm in TWELVE else "cutlass"
+        options = {"gran_k_a": recipes[0][1], "gran_k_b": recipes[1][1]}
+        self.multiply(contract, operands, dense("d", d), "chain_ue8m0", one, **options)
+
     # --- torch ------------------------------------------------------------------------------------------------------
+
+    def scaled_grouped_mm(
+        self, mat_a: Tensor, mat_b: Tensor, scale_a: Any, scale_recipe_a: Any, scale_b: Any, scale_recipe_b: Any,
+        swizzle_a: Any = None, swizzle_b: Any = None, bias: Tensor | None = None, offs: Tensor | None = None,
+        output_dtype: torch.dtype | None = torch.bfloat16, contraction_dim: Any = (), use_fast_accum: bool = False,
+    ) -> Tensor:  # fmt: skip  # the parameters of torch
+        """``mat_a [M, K]`` by ``mat_b [G, K, N]``, K-major; of the scales of ``mat_a`` only the rank is checked."""
+        need(self.machine.sm == 100, "MSLK")
+        listed = (scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b)
+        need(all(isinstance(x, list) and len(x) == 1 for x in listed), "lists of one")
+        kinds, orders = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType
+        four = mat_a.dtype is torch.float4_e2m1fn_x2
+        kind = kinds.BlockWise1x16 if four else kinds.BlockWise1x32
+        need(scale_recipe_a == scale_recipe_b == [kind] and swizzle_a == swizzle_b == [orders.SWIZZLE_32_4_4], "kinds")
+        need(bias is None and offs is not None and offs.dtype is torch.int32 and output_dtype is torch.bfloat16, "offs")
+        need(not use_fast_accum and not contraction_dim and mat_a.dtype is mat_b.dtype, "options")
+        dtype = E4M3 if four else UE8M0
+        need(scale_a[0].dtype is scale_b[0].dtype is dtype and scale_a[0].dim() == 2, "scale must be 2-D")
+        groups, packed, n = mat_b.shape
+        width, k = (16, 2 * packed) if four else (32, packed)
+        need(tuple(scale_b[0].shape) == (groups, tiles(n, k // width)) and len(offs) == groups, "scale shape")
+        codes = torch.uint8 if four else E4M3
+        operands = {"mat_a": dense("mat_a", mat_a).view(codes), "mat_b": dense("mat_b", mat_b.mT).view(codes)}
+        ends = offs.tolist()
+        rows = sum(-(-(end - begin) // 128) * 128 for begin, end in zip([0, *ends], ends, strict=False))
+        need(ends == sorted(ends), "offs")
+        operands["scale_a"] = flat(dense("scale_a", scale_a[0]), tiles(rows, k // width)).view(dtype)
+        operands |= {"scale_b": dense("scale_b", scale_b[0]), "offs": offs}
+        out = torch.full((mat_a.shape[0], n), float("nan"), dtype=output_dtype)
+        return self.multiply("scaled_grouped_mm_mx", operands, out, "", "torch")
 
     def scaled_mm(
         self, mat_a: Tensor, mat_b: Tensor, scale_a: Any, scale_recipe_a: Any, scale_b: Any, scale_recipe_b: Any,
@@ -390,7 +663,10 @@ class Libraries:
         def run(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            self.calls.append(Made(routine, name, dict(bound.arguments), self.excluded))
+            given = dict(bound.arguments)
+            if given.get("c") is not None:  # which the call writes over
+                given["c"] = given["c"].clone()
+            self.calls.append(Made(routine, name, given, self.excluded))
             return routine(*args, **kwargs)
 
         return run
@@ -406,6 +682,9 @@ class Libraries:
 
 REAL: Any = getattr(torch.nn.functional, "scaled_mm", None)  # torch 2.9 has none
 FLASHINFER = tuple(dict.fromkeys(name for name, _ in CLAIMS))
+OF_VLLM = ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm", "cutlass_fp4_group_mm", "cutlass_mxfp4_group_mm")
+QUANTISERS = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
+OF_DEEP_GEMM = ("fp8_fp4_gemm_nt", "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked")
 
 
 def empty(x: Tensor) -> Tensor:
@@ -415,18 +694,30 @@ def empty(x: Tensor) -> Tensor:
 @contextlib.contextmanager
 def simulated(machine: Machine, config: Config | None = None) -> Iterator[Libraries]:
     """Within the block the layer runs on this machine, with these libraries, and takes CPU tensors for a GPU's."""
+    machine = machine.with_package("triton", "a Triton kernel does not run on a CPU")
     fakes, patch = Libraries(machine), pytest.MonkeyPatch()
     package = types.ModuleType("flashinfer")
-    for part in ("gemm", "autotuner"):
+    for part in ("gemm", "autotuner", "fused_moe"):
         patch.setitem(sys.modules, f"flashinfer.{part}", types.ModuleType(f"flashinfer.{part}"))
     patch.setitem(sys.modules, "flashinfer", package)
+    patch.setitem(sys.modules, "flashinfer.tllm_enums", types.SimpleNamespace(SfLayout=SfLayout))
+    for name in QUANTISERS:
+        setattr(package, name, fakes.recorded(name))
     for name in FLASHINFER:
         setattr(sys.modules["flashinfer.gemm"], name, fakes.recorded(name))
     setattr(sys.modules["flashinfer.autotuner"], "autotune", fakes.autotune)  # noqa: B010  # a module made here
-    of_vllm = {name: fakes.recorded(name) for name in ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm")}
+    layer = fakes.recorded("cutlass_fused_moe")
+    setattr(sys.modules["flashinfer.fused_moe"], "cutlass_fused_moe", layer)  # noqa: B010  # a module made here
+    of_vllm = {name: fakes.recorded(name) for name in OF_VLLM}
+    of_vllm["scaled_fp4_quant"] = types.SimpleNamespace(out=fakes.recorded("scaled_fp4_quant"))
+    deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in OF_DEEP_GEMM})
+    known = deep_gemm.symbol
+    ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in MIXED}
+    patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours else known(name))
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
-    patch.setattr(torch.nn.functional, "scaled_mm", fakes.recorded("scaled_mm"), raising=False)
+    for name in ("scaled_mm", "scaled_grouped_mm"):
+        patch.setattr(torch.nn.functional, name, fakes.recorded(name), raising=False)
     decide, gpu = routes._decide, torch.device("cuda")
     patch.setattr(routes, "_decide", lambda op, device, *key: decide(op, gpu, *key))
     flashinfer.library.cache_clear()
@@ -440,8 +731,10 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
 
 def grid(op: str) -> list[Problem]:
     """Problems of an operation around its limits."""
-    packed = {} if op == "mxfp8_product" or op == "mxfp8_batched" else {"b_dtype": "uint8"}
-    packed |= {"a_dtype": "uint8"} if op in ("nvfp4_product", "mxfp4_product", "nvfp4_grouped") else {}
+    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight")
+    packed: dict[str, Any] = {} if op in eight else {"b_dtype": "uint8"}
+    packed |= {"a_dtype": "uint8"} if op.startswith(("nvfp4", "mxfp4")) else {}
+    packed |= {"a_width": 128, "b_width": 32} if op in MIXED else {}
     extents = itertools.product((1, 33, 128), (128, 136, 144, 160, 4096), (128, 160, 4096), ("bfloat16", "float32"))
     return [
         Problem(op, m=m, n=n, k=k, out_dtype=out, groups=g, tiles="128x4", row_alignment=4, **packed)

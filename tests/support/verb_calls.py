@@ -278,7 +278,12 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "swap_w13_to_w31": lambda: k.swap_w13_to_w31(w13),
         "reorder_rows_for_gated_act_gemm": lambda: k.reorder_rows_for_gated_act_gemm(b),
         "shuffle_matrix_a": lambda: k.shuffle_matrix_a(b, 128),
+        "unshuffle_matrix_a": lambda: k.unshuffle_matrix_a(b),
+        "restore_rows_of_gated_act_gemm": lambda: k.restore_rows_of_gated_act_gemm(b),
         "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": lambda: k.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
+            w13, w2
+        ),
+        "unrotate_weights_of_fi_trtllm_fp8_per_tensor_moe": lambda: k.unrotate_weights_of_fi_trtllm_fp8_per_tensor_moe(
             w13, w2
         ),
         "mxfp8_quantize": lambda: k.mxfp8_quantize(x),
@@ -330,6 +335,7 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "swizzle_scale": lambda: k.swizzle_scale(b),
         "to_blocked": lambda: k.to_blocked(b),
         "shuffle_matrix_sf_a": lambda: k.shuffle_matrix_sf_a(b[:128]),
+        "unshuffle_matrix_sf_a": lambda: k.unshuffle_matrix_sf_a(k.shuffle_matrix_sf_a(b[:128]), 128, b.shape[1]),
         "from_blocked": lambda: k.from_blocked(k.to_blocked(b), *b.shape),
         "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, firsts, counts_of),
         "pad_token_groups": lambda: k.pad_token_groups(x, ends[:2]),
@@ -409,8 +415,15 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "moe_experts": lambda: k.moe_experts(
             x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids, "fused_experts_block"
         ),
-        "moe_mx_experts": lambda: k.moe_mx_experts(
-            x, w13, bytes_of(2, 2 * N, K // 32), w2, bytes_of(2, K, N // 32), routed, ids, "cutlass_fused_moe_mxfp8"
+        "moe_block_experts": lambda: k.moe_block_experts(
+            x,
+            two.new_full((2, 2 * N, K // 2), 0x42),
+            tiles(2 * N).repeat(2, 1),
+            two.new_full((2, K, N // 2), 0x42),
+            tiles(K).repeat(2, 1),
+            routed,
+            ids,
+            "cutlass_fused_moe_mxfp8_mxfp4",
         ),
         "route_by_method": lambda: k.route_by_method(sa, "Renormalize", 1),
         "route_experts": lambda: k.route_experts(sa, 1, scoring="softplus_sqrt", renormalize=True),

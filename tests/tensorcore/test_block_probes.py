@@ -60,6 +60,18 @@ def test_every_reading_is_named(kind: Kind, schedule: Schedule) -> None:
     assert found.readings["alignment"].removesuffix(" or more") == f"{t} fraction bits"
 
 
+@pytest.mark.parametrize("kind", KINDS[:2], ids=str)
+def test_steps_of_96_are_named_alone(kind: Kind) -> None:
+    """Every reading of sm103's deeper instruction, by one row that a step of 64 answers otherwise."""
+    of_64 = next(s for s in kind.candidates if s.instruction.k == 64)
+    assert seen(kind, of_64.instruction).readings["depth"] == "64 products meet in one step"
+    deeper = [s for s in kind.candidates if s.instruction.k == 96]
+    assert {s.instruction.arch for s in deeper} == {"sm103"} and len(deeper) > 4
+    for schedule in deeper:
+        found = seen(kind, schedule.instruction)
+        assert found.schedules == (schedule.name,) and found.readings["depth"].startswith("96 products")
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_pair_is_told_apart(kind: Kind) -> None:
     """By construction: at least one probe of each pair has other bits."""

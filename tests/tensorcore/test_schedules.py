@@ -143,6 +143,31 @@ class TestWidened:
                 equal.append(total == got[i, j].item())
         assert all(equal) == same
 
+    @pytest.mark.parametrize(("tile", "same"), [(64, True), (128, False)])
+    def test_quarters_of_a_tile(self, tile: int, same: bool) -> None:
+        """FlashInfer's product of few rows: a warp has the w-th quarter of each tile of 256, a block of 32 is two
+        instructions from zero and one fma, and the sums of the warps are added in their order. Quarters of tiles of 512
+        give other bits (the twin)."""
+        random = torch.Generator().manual_seed(4)
+        a, b = (torch.randn(rows, 1024, generator=random).to(E4M3) for rows in (2, 3))
+        scales = [torch.exp2(torch.randint(-6, 7, (rows, 32), generator=random).float()) for rows in (2, 3)]
+        product = ScaledProduct(a, b, *scales, 32, 1)
+        got = predict_product(product, f"sm100.f16.promote32.interleaved4x{tile}", out_dtype=torch.float32)
+        equal = []
+        for i, j in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)):
+            total = torch.zeros(1)
+            for warp in range(4):
+                acc = torch.zeros(1)
+                for block in (q for q in range(32) if q * 32 // 64 % 4 == warp):
+                    part = torch.zeros(1)
+                    for k in (32 * block, 32 * block + 16):
+                        x, y = a[i : i + 1, k : k + 16].half(), b[j : j + 1, k : k + 16].half()
+                        part = predict.mma("sm100.tcgen05.f16", x, y, part, out=torch.float32)
+                    acc = fma32(part, scales[0][i, block] * scales[1][j, block], acc)
+                total = total + acc
+            equal.append(total.item() == got[i, j].item())
+        assert all(equal) == same
+
     def test_what_float16_does_not_hold(self) -> None:
         """Codes that are no float16 values are refused by name; both FP8 formats and float16 are taken."""
         wide = replace(blockwise(), a=torch.full((5, 300), 2.0**20).bfloat16())
