@@ -174,7 +174,8 @@ def moe_block_experts(
         ``[E, 2I, H/2]`` and ``[E, H, I/2]`` uint8, two codes each, or ``[E, 2I, H]`` and ``[E, H, I]`` E4M3. Rows may
         be longer, by codes of zero.
     w13_scale, w2_scale
-        uint8 ``[E, bytes]``: E4M3 scales of 16 or E8M0 scales of 32, in 128x4 tiles (:func:`kernels.swizzle_scale`).
+        uint8 ``[E, S13]`` and ``[E, S2]``: E4M3 scales of 16 or E8M0 scales of 32, each weight flat in 128x4 tiles
+        (:func:`kernels.swizzle_scale`).
     topk_weights, topk_ids
         ``[T, top_k]`` float32 and integer; ids are global, -1 and other ranks' experts contribute nothing.
     a1_gscale, a2_gscale

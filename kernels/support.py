@@ -187,6 +187,10 @@ def _compiled(routine: str, *ops: str) -> Need:
 GPU = _need("on", "in", ("gpu",), "needs a GPU; the operands are on the CPU")
 NVIDIA = (GPU, _need("vendor", "in", ("nvidia",), "needs an NVIDIA GPU; this is {arch}"))
 E4M3 = f"needs sm{E4M3_SM} or newer; this is {{arch}}"
+NO_ROCM = (
+    "its schedule is NVIDIA's, and no library multiplies block scales on {arch} here; quantise the weight per channel "
+    "(Fp8Linear with kind=channel), which torch multiplies there"
+)
 OUT_16 = ("bfloat16", "float16")
 OWN_BIAS = "bias={bias}; it takes the output dtype {out_dtype}"
 NO_BLOCK_BIAS = "block scales take no bias"
@@ -249,7 +253,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("group_size", "in", range(4097), "group_size={value} is beyond one tile of 4096"),
     ),
     "triton_gemm": (
-        *NVIDIA,
+        GPU,
+        _need("vendor", "in", ("nvidia",), NO_ROCM),
         _need("triton", "none"),
         _need("sm", ">=", F16_SM, f"needs sm{F16_SM} or newer; this is {{arch}}"),
         _need("out_dtype", "in", (*OUT_16, "float32")),

@@ -223,6 +223,15 @@ class TestMissing:
             plan(Problem("fp8_gemm_nt", n=128, k=128), Machine.described("gfx942"), BARE)
         assert not isinstance(caught.value, ImportError)
 
+    @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+    def test_block_scales_on_rocm_are_refused_with_a_way_that_serves(self, arch: str) -> None:
+        for op in ("fp8_gemm_nt", "grouped_contiguous", "grouped_masked"):
+            with pytest.raises(NoBackendError, match="quantise the weight per channel") as caught:
+                plan(Problem(op, n=128, k=128), Machine.described(arch), BARE)
+            assert arch in str(caught.value)
+        way = Problem("linear", n=128, k=128, a_scale="token", b_scale="channel")
+        assert plan(way, Machine.described(arch), BARE).backend == "torch"
+
     def test_a_gpu_never_falls_back_to_plain_torch(self) -> None:
         products = [op for op in TABLE if "eager" in TABLE[op] and not op.startswith(("quant", "cast", "layout"))]
         machine = Machine.described("sm90", packages={})
