@@ -206,8 +206,7 @@ class BlockLayerContract(PipelineContract):
     or infinity, or whose intermediate may overflow, nothing is claimed; the others of their experts are judged. Rows of
     experts may be in any order: no value depends on it."""
 
-    production = ""
-    dispatched = False
+    production = "mx_moe.moe_block_experts"
     row: ClassVar[BlockPipeline]
     golden_arches = ("cpu",)
     gpu = False  # its libraries compile it for sm100 and later alone
