@@ -147,7 +147,7 @@ def blackwell() -> str:
     chosen = [plan.summary(machine) for machine in described]
     lines = ["| routine | " + " | ".join(machine.arch for machine in described) + " |", "|:--" * 5 + "|"]
     for rows in zip(*chosen, strict=True):
-        if "mm" in rows[0][0] and any(row[1] != "-" for row in rows):
+        if any(word in rows[0][0] for word in ("mm", "fused_moe")) and any(row[1] != "-" for row in rows):
             cells = (f"{backend}{f', `{sums}`' if 'chain' in sums else ''}" for _, backend, _, sums in rows)
             lines.append(f"| `{rows[0][0]}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

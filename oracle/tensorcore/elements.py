@@ -125,7 +125,9 @@ def _sums(product: ScaledProduct, schedule: Schedule, splits: Sequence[Split]) -
         ("chains", alike(schedule.instruction), schedule.accumulator, tuple(unique)),
         lambda: _Chains(product, schedule).of(list(unique)),
     )
-    return _promoted(product, schedule, results, [[[index[x] for x in part] for part in parts] for parts in orders])
+    blocks = torch.tensor([ranges[0][0] // product.block for ranges in unique]) if product.B > 1 else None
+    places = [[[index[x] for x in part] for part in parts] for parts in orders]
+    return _promoted(product, schedule, results, blocks, places)
 
 
 def _chains(part: Sequence[tuple[int, int]], interval: int | None) -> list[Ranges]:
@@ -146,10 +148,14 @@ def _chains(part: Sequence[tuple[int, int]], interval: int | None) -> list[Range
 
 
 def _promoted(
-    product: ScaledProduct, schedule: Schedule, results: Tensor, orders: Sequence[Sequence[Sequence[int]]]
+    product: ScaledProduct,
+    schedule: Schedule,
+    results: Tensor,
+    blocks: Tensor | None,
+    orders: Sequence[Sequence[Sequence[int]]],
 ) -> Tensor:
-    """Float32 ``[S, P]``: chains ``results`` ``[C, P]`` joined part by part and the parts added, for each of the
-    ``orders``; all of them a step at a time."""
+    """Float32 ``[S, P]``: chains ``results`` ``[C, P]``, whose scales are those of ``blocks`` ``[C]`` where there are
+    several, joined part by part and the parts added, for each of the ``orders``; all of them a step at a time."""
     sa, sb = _scales(product)
     steps = max(sum(map(len, parts)) for parts in orders)
     chain = np.zeros((steps, len(orders)), np.int64)
@@ -169,7 +175,7 @@ def _promoted(
         at = torch.from_numpy(chain[step])
         if starts[step].any():
             total = total.masked_fill(torch.from_numpy(starts[step])[:, None], 0.0)
-        block = at if product.B > 1 else torch.zeros_like(at)  # several blocks: a chain is one of them
+        block = torch.zeros_like(at) if blocks is None else blocks[at]
         part = joined(schedule.promotion, total, results[at], sa.t()[block], sb.t()[block])
         total = torch.where(torch.from_numpy(there[step])[:, None], part, total) if many else part
         if ends[step].any():

@@ -18,6 +18,8 @@ from tests.support.commandline import Cli
 # Exported without a contract of its own: why.
 NOT_IN_THE_LAYER = {name for name, contract in registered().items() if not contract.dispatched}
 """What says of itself that the layer does not dispatch it: judged by captures and beside its libraries."""
+INVERSE = "the inverse of an order of weights, compared in tests/kernels/test_blackwell_layouts.py"
+
 NOT_ROUTINES = {
     "FlashinferMoeBackend": "an enumeration",
     "NAMESPACE": "a name",
@@ -32,6 +34,10 @@ NOT_ROUTINES = {
     "route_by_method": "judged inside trtllm_fp8_block_scale_moe and its per-tensor twin",
     "route_llama4": "judged as moe_routing",
     "route_softmax": "judged as moe_routing",
+    "restore_rows_of_gated_act_gemm": INVERSE,
+    "unrotate_weights_of_fi_trtllm_fp8_per_tensor_moe": INVERSE,
+    "unshuffle_matrix_a": INVERSE,
+    "unshuffle_matrix_sf_a": INVERSE,
 }
 
 

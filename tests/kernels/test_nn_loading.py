@@ -17,7 +17,8 @@ from torch import Tensor
 
 import kernels
 from kernels import blockscaled, context, nn, routes
-from kernels.backends import deep_gemm, eager
+from kernels.backends import eager
+from kernels.backends.deep_gemm import symbol
 from kernels.config import Config
 from kernels.errors import KernelError, ValueRangeError
 from kernels.nn import linear as module
@@ -162,7 +163,7 @@ def test_operations_of_the_second_call(library: Any, arch: str) -> None:
         layer = called(nn.Fp8Linear(weight, scale))
         state = layer.state_dict()
         library.fp8_gemm_nt = lambda *operands, **options: None
-        deep_gemm.symbol.cache_clear()
+        symbol.cache_clear()
         quantise = tma_quantised if arch == "sm90" else kernels.per_token_group_quant_fp8_packed
         few = operations(lambda: quantise(X, 128)) + 1
         assert operations(lambda: layer(X)) == few

@@ -95,6 +95,8 @@ class Made:
         written = next((name for name in WRITTEN if name in arguments), None)
         if written:
             arguments[written] = torch.full_like(arguments[written], float("nan"))
+        libraries: Libraries = self.routine.__self__  # type: ignore[attr-defined]
+        libraries.rounded = True
         made = self.routine(**arguments)
         out: Tensor = arguments[written] if written else made
         return out
@@ -135,6 +137,8 @@ class Libraries:
         self.machine, self.calls = machine, list[Made]()
         self.base = ALIKE.get(machine.arch, machine.arch)
         self.excluded: frozenset[str] = frozenset()
+        self.rounded = False
+        """Whether sums are exact and rounded once, instead of those of the chain: for calls that bounds judge."""
 
     # --- what they compute ------------------------------------------------------------------------------------------
 
@@ -142,7 +146,7 @@ class Libraries:
         self, contract: str, inputs: Mapping[str, Tensor], out: Tensor, chain: str, backend: str, **options: Any
     ) -> Tensor:
         """The contract's product of these operands into ``out``."""
-        if backend in ONE_CHAIN:
+        if backend in ONE_CHAIN and not self.rounded:
             made = oracle.predict(contract, inputs, numerics=f"{self.base}.{chain}", out_dtype=out.dtype, **options)
         else:
             of_layer = {} if "topk_ids" in inputs else {"out_dtype": out.dtype}
