@@ -21,7 +21,10 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 from numba.core.types import Type
+
+from oracle.loading import collector_at_rest
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), np.generic, np.dtype)
 
@@ -39,6 +42,13 @@ class KernelCache(FunctionCache):  # type: ignore[misc]  # numba carries no type
 
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         return (*super()._index_key(sig, codegen), self._digest)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What is kept is machine code, which needs numba's runtime alone: what it can type and lower, which takes a
+        third of a second to import and to register, is loaded where a kernel must be compiled."""
+        with collector_at_rest(), self._guard_against_spurious_io_errors():
+            rtsys.initialize(target_context)
+            return self._load_overload(sig, target_context)
 
 
 def digest(function: Any, options: dict[str, Any]) -> str:
@@ -66,7 +76,9 @@ def _lines(value: Any, package: str, seen: dict[int, str]) -> Iterator[str]:
             yield repr(sorted(constant, key=repr) if isinstance(constant, frozenset) else constant)
         names = sorted({name for code in codes for name in code.co_names} & value.__globals__.keys())
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        for name, part in [(name, value.__globals__[name]) for name in names] + [(n, x.cell_contents) for n, x in cells]:
+        for name, part in [(name, value.__globals__[name]) for name in names] + [
+            (n, x.cell_contents) for n, x in cells
+        ]:
             yield name
             yield from _lines(part, package, seen)
     elif isinstance(value, ModuleType):
