@@ -1,10 +1,10 @@
 """What every compiled CPU kernel shares: the compiler with its options, a true fma, and the worker threads.
 
 ``jit`` compiles an entry, ``piece`` what entries call, with numba: no fast-math (nothing may be contracted or
-reassociated: the bits must be those of the definition), IEEE division, no GIL. An entry is kept on disk
-(:mod:`oracle.tensorcore.cpu_cache`): under ``NUMBA_CACHE_DIR``, or beside its source in ``__pycache__``, or in the user's
-cache folder where that cannot be written. ``fma`` is one rounding of ``x*y + z``: LLVM's intrinsic, a vector instruction where the CPU has one and the C
-library's ``fmaf`` elsewhere.
+reassociated: the bits must be those of the definition), IEEE division, no GIL. An entry is kept on disk by what it was
+compiled from (:mod:`oracle.tensorcore.cpu_cache`): under ``NUMBA_CACHE_DIR``, or beside its source in ``__pycache__``,
+or in the user's cache folder where that cannot be written. ``fma`` is one rounding of ``x*y + z``: LLVM's intrinsic, a
+vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
 ``run_tasks`` spreads independent calls over threads, of which there are :func:`oracle.numbers.threads.threads`.
 
 Kernels loop over row views (``row = matrix[k]``; ``row[j]``) with a constant trip count: an index that numba cannot
