@@ -36,7 +36,7 @@ from oracle.bounds.interval import Interval
 from oracle.bounds.outer import outer_bands, why_not
 from oracle.bounds.product import REACH
 from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
-from oracle.numbers.threads import all_threads
+from oracle.numbers.threads import all_threads, one_thread
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
@@ -53,6 +53,7 @@ from oracle.verdict.parts import (
     compared,
     exact_and_interval,
     held_by,
+    interval_of,
     specified_of,
     work,
 )
@@ -125,16 +126,35 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     return replace(said, failing=Failing(bad, near, right))
 
 
+def examined(bits: Bands, name: str, wider: Sequence[str], mistrust: str | None) -> Verdict | None:
+    """The failure of the output of ``bits`` against ``name``, or its pass where few intervals show it; None where every
+    interval must be computed. Asked first is what a few rows and columns suggest."""
+
+    def failed() -> Verdict | None:
+        with one_thread():
+            return failure(bits, name, wider)
+
+    def held() -> Verdict | None:
+        found = nearly_exact(bits, name)
+        return None if found is None else banded(bits.parts, verdict(found[0], basis=found[1], mistrust=mistrust))
+
+    unasked = is_class(name) or any(get(name).why_not(part.product, out_dtype=bits.output.dtype) for part in bits.parts)
+    first, then = (failed, held) if unasked or bits.alike(get(name)) == 1.0 else (held, failed)
+    said = first()
+    return then() if said is None else said
+
+
 def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
     """The comparison of an output on the CPU that the intervals of ``name`` hold, and their name; None where another
-    order of work costs less, or they may not hold it.
+    way costs less, or they may not hold it.
 
     The exact value rounded lies in the interval of every chain that converts no operand, since its bounds begin at 0
-    and only widen. So of an output that has it in more places than the bits of the schedule, the intervals of the other
-    elements alone are computed. Where an intermediate may overflow (:func:`_never_open`), all are.
+    and only widen. So the intervals of the other elements alone are computed, where an output has it in most places of
+    a few rows and columns, and these lie in their intervals. Where an intermediate may overflow (:func:`_never_open`),
+    every interval is computed.
     """
     parts, output = bits.parts, bits.output
-    if output.is_cuda or is_class(name) or bits.of_exact() <= bits.alike(get(name)):
+    if output.is_cuda or is_class(name) or not _may_be_held(bits, name):
         return None
     acc = of_schedule(get(name))
     if acc.kind is not Sum.FUSED or acc.scales_inside or acc.flushes or acc.truncates:
@@ -165,6 +185,17 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
     assert one.found.worst is not None
     worst = replace(one.found.worst, index=found.worst.index)
     return replace(found, worst=worst), exact_and_interval(one.known.part.product, name)[1].name
+
+
+def _may_be_held(bits: Bands, name: str) -> bool:
+    """Whether a few rows and columns lie in their intervals and have the exact value rounded in most places."""
+    exact_, total = 0, 0
+    for few, own in bits.samples:
+        known = ExactPart.of(Part(few), exact(few), own.dtype)
+        if compared([known], [interval_of(few, name)], own).outside:
+            return False
+        exact_, total = exact_ + own.numel() - count(known.inexact(own)), total + own.numel()
+    return exact_ * GAIN > total
 
 
 def _never_open(product: ScaledProduct, acc: Accumulator) -> bool:

@@ -105,7 +105,7 @@ class Bands:
 
     def __init__(self, parts: Sequence[Part], output: Tensor) -> None:
         self.parts, self.output = parts, output
-        self._samples = list(samples(parts, output))
+        self.samples = list(samples(parts, output))
         self._witnesses: list[tuple[ScaledProduct, Tensor]] = []
         self._refused: dict[str, tuple[int, int, Tensor]] = {}
         self._first: Schedule | None = None
@@ -113,7 +113,7 @@ class Bands:
     def reproduced(self, schedule: Schedule) -> bool:
         """Whether ``schedule`` gives every bit."""
         self._first = self._first or schedule
-        if any(self._differs(self._bits(*few, schedule), *few) for few in [*self._witnesses, *self._samples]):
+        if any(self._differs(self._bits(*few, schedule), *few) for few in [*self._witnesses, *self.samples]):
             return False
         if any(self._differs(self._bits(*more, schedule), *more) for more in self._more):
             return False
@@ -160,12 +160,7 @@ class Bands:
 
     def alike(self, schedule: Schedule) -> float:
         """The share of equal bits in a few rows and columns."""
-        same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self._samples]
-        return float(torch.cat(same).to(torch.float64).mean())
-
-    def of_exact(self) -> float:
-        """The share of elements that are the exact value rounded, in a few rows and columns."""
-        same = [same_bits(rounded(few, exact(few), own.dtype), own).flatten() for few, own in self._samples]
+        same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self.samples]
         return float(torch.cat(same).to(torch.float64).mean())
 
     def right(self, schedule: Schedule) -> Tensor:

@@ -44,7 +44,7 @@ from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule,
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import nearest, rounded
 from oracle.verdict.compare import Admissible, Error, Verdict, compare, measured, verdict
-from oracle.verdict.large import failure, nearly_exact
+from oracle.verdict.large import examined
 from oracle.verdict.parts import (
     FEWEST,
     LARGE,
@@ -137,12 +137,9 @@ class ProductSets(Sets):
         if wrong is not None and admitted and not _excused(self.parts, output, admitted[0], undeclared=undeclared):
             return _refuted(self.parts, output, admitted[0], wrong)
         if work(self.parts) > LARGE:
-            if (held := nearly_exact(bits, self.names[0])) is not None:
-                return banded(self.parts, verdict(held[0], basis=held[1], mistrust=mistrust))
-            with one_thread():
-                failed = failure(bits, self.names[0], self.classes)
-            if failed is not None:
-                return failed
+            early = examined(bits, self.names[0], self.classes, mistrust)
+            if early is not None:
+                return early
         return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
 
     def holds(self, found: Found) -> bool:

@@ -345,10 +345,15 @@ class TestNearlyExact:
         verdict = call.contract.judge(call.inputs, out, **call.options)
         assert verdict.status is Status.FAILED and verdict.worst is not None and verdict.worst.index == (5, 7)
 
-    def test_the_bits_of_the_schedule_in_more_places(self) -> None:
+    @pytest.mark.parametrize(("spoil", "first"), [(next_value, ["held", "failure"]), (one_element, ["failure"])])
+    def test_what_is_asked_first(self, spoil: Spoil, first: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """An output with the bits of the schedule in a few rows and columns fails elsewhere, if it does."""
         call, out = called(self.CASE)
-        p = ScaledProduct(**call.inputs, block=128, b_rows=128)
-        assert large_.nearly_exact(parts.Bands([parts.Part(p)], one_element(out)), PROMOTED) is None
+        asked = []
+        for name, function in (("held", large_.nearly_exact), ("failure", large_.failure)):
+            monkeypatch.setattr(large_, function.__name__, lambda *a, n=name, f=function: asked.append(n) or f(*a))
+        verdict = call.contract.judge(call.inputs, spoil(out), **call.options)
+        assert verdict.status is Status.FAILED and asked == first
 
     def test_what_may_overflow(self) -> None:
         """Where an intermediate may leave float32 the interval says nothing, which must be counted."""
