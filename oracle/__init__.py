@@ -117,8 +117,11 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and refuses eve
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {among(name, __all__)}")
-        home = import_module(_HOME[name])
-        value = getattr(home, name, None) or import_module(f"{_HOME[name]}.{name}")
+        from oracle.loading import collector_at_rest  # here: what is offered before it is used is public
+
+        with collector_at_rest():
+            home = import_module(_HOME[name])
+            value = getattr(home, name, None) or import_module(f"{_HOME[name]}.{name}")
         globals()[name] = value
         return value
 

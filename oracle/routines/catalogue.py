@@ -17,6 +17,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from oracle.errors import OptionError, among
+from oracle.loading import collector_at_rest
 from oracle.routines.base import Beyond, Call
 from oracle.routines.family import BUILT_IN, families, registered
 from oracle.routines.fault import Family, Fault, Stage, agree
@@ -77,17 +78,18 @@ def catalogue() -> Mapping[str, Fault]:
     Raises OptionError: a family, or this project, has a name twice.
     """
     listed_faults: dict[str, Fault] = {}
-    for family in families():
-        own: set[str] = set()
-        for fault in (fault for table in family.faults for fault in table):
-            listed = fault
-            if fault.name in listed_faults and fault.name not in own and family.name not in BUILT_IN:
-                listed = replace(fault, name=f"{fault.name} ({family.name})")
-            if fault.name in own or listed.name in listed_faults:
-                label = f"fault {fault.name!r} of family {family.name!r}"
-                raise OptionError(f"{label} stands twice in the catalogue; rename it")
-            own.add(fault.name)
-            listed_faults[listed.name] = listed
+    with collector_at_rest():
+        for family in families():
+            own: set[str] = set()
+            for fault in (fault for table in family.faults for fault in table):
+                listed = fault
+                if fault.name in listed_faults and fault.name not in own and family.name not in BUILT_IN:
+                    listed = replace(fault, name=f"{fault.name} ({family.name})")
+                if fault.name in own or listed.name in listed_faults:
+                    label = f"fault {fault.name!r} of family {family.name!r}"
+                    raise OptionError(f"{label} stands twice in the catalogue; rename it")
+                own.add(fault.name)
+                listed_faults[listed.name] = listed
     return MappingProxyType(listed_faults)
 
 

@@ -22,6 +22,7 @@ from types import ModuleType
 
 from oracle.errors import ContractError
 from oracle.extensions import added
+from oracle.loading import collector_at_rest
 from oracle.routines import base
 from oracle.routines.base import Contract
 from oracle.routines.case import Grammar
@@ -63,7 +64,8 @@ def families() -> tuple[RoutineFamily, ...]:
     Raises ExtensionError: an entry point cannot be loaded or names no family. ContractError: a family brings cases of a
     contract that another family has.
     """
-    built_in = tuple(import_module(f"oracle.routines.{name}.family").FAMILY for name in BUILT_IN)
+    with collector_at_rest():
+        built_in = tuple(import_module(f"oracle.routines.{name}.family").FAMILY for name in BUILT_IN)
     registered_families = (*built_in, *added(GROUP, RoutineFamily, known=BUILT_IN, many=False))
     seen: dict[str, str] = {}
     for family in registered_families:

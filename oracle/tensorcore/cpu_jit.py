@@ -1,10 +1,10 @@
 """What every compiled CPU kernel shares: the compiler with its options, a true fma, and the worker threads.
 
 ``jit`` compiles an entry, ``piece`` what entries call, with numba: no fast-math (nothing may be contracted or
-reassociated: the bits must be those of the definition), IEEE division, no GIL. An entry is kept on disk: under
-``NUMBA_CACHE_DIR``, or beside its source in ``__pycache__``, or in the user's cache folder where that cannot be
-written. ``fma`` is one rounding of ``x*y + z``: LLVM's intrinsic, a vector instruction where the CPU has one and the C
-library's ``fmaf`` elsewhere.
+reassociated: the bits must be those of the definition), IEEE division, no GIL. An entry is kept on disk by what it was
+compiled from (:mod:`oracle.tensorcore.cpu_cache`): under ``NUMBA_CACHE_DIR``, or beside its source in ``__pycache__``,
+or in the user's cache folder where that cannot be written. ``fma`` is one rounding of ``x*y + z``: LLVM's intrinsic, a
+vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
 ``run_tasks`` spreads independent calls over threads, of which there are :func:`oracle.numbers.threads.threads`.
 
 Kernels loop over row views (``row = matrix[k]``; ``row[j]``) with a constant trip count: an index that numba cannot
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numba
@@ -24,6 +25,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from oracle.numbers.threads import threads
+from oracle.tensorcore.cpu_cache import KernelCache
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 LEAST = 1 << 21  # products whose time is a few times that of starting and ending a thread
@@ -35,10 +37,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def jit(function: Function, **other: Any) -> Function:
     """Compile ``function`` at its first call, with ``other`` options. Typed by hand because numba carries no types."""
-    try:
-        compiled = numba.njit(cache=True, **(OPTIONS | other))(function)
-    except RuntimeError:  # numba finds no directory it may write its cache to
-        compiled = numba.njit(cache=False, **(OPTIONS | other))(function)
+    compiled = numba.njit(cache=False, **(OPTIONS | other))(function)
+    with suppress(RuntimeError):  # numba finds no directory it may write its cache to
+        compiled._cache = KernelCache(function, OPTIONS | other)
     return compiled  # type: ignore[no-any-return]
 
 

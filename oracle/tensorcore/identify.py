@@ -281,7 +281,7 @@ def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]
     spread = torch.arange(0, total, -(-total // (FEW if dtype is torch.float32 else SPREAD)), device="cpu")
     at = spread
     if dtype is not torch.float32 and total > FEW:
-        near = _midpoint_distance(subset(product, rows, columns).to("cpu"), dtype).flatten()
+        near = midpoint_distance(subset(product, rows, columns).to("cpu"), dtype)[0].flatten()
         near[spread] = torch.inf
         at = torch.cat([spread, near.argsort()[: FEW - len(spread)]])
     elif total <= FEW:
@@ -290,9 +290,9 @@ def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]
     return rows[at // extents[1]], columns[at % extents[1]]
 
 
-def _midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
+def midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """How far the value of each element, a float64 sum, lies from the nearest midpoint of ``dtype``, in units in the
-    last place; float64 ``[M, N]``, infinite where it is not finite."""
+    last place, infinite where it is not finite; and that unit. Float64 ``[M, N]`` both."""
     value = sum(product.sigma(b) * (product.left.value(k) @ product.right.value(k).T) for b, k in product.blocks())
     assert isinstance(value, Tensor)
     value = value * product.factor
@@ -302,7 +302,7 @@ def _midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
         value = value + decode(product.c)
     fmt = of_dtype(dtype)
     unit = torch.exp2((torch.frexp(value)[1] - 1).clamp(min=fmt.emin).to(torch.float64) - fmt.fraction_bits)
-    return ((value / unit).frac().abs() - 0.5).abs().nan_to_num(nan=torch.inf)
+    return ((value / unit).frac().abs() - 0.5).abs().nan_to_num(nan=torch.inf), unit
 
 
 def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:

@@ -32,13 +32,15 @@ from torch import Tensor
 from oracle.bounds import Accumulator, of_schedule
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.interval import Interval
 from oracle.bounds.outer import outer_bands, why_not
+from oracle.bounds.product import REACH
 from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
-from oracle.numbers.threads import all_threads
+from oracle.numbers.threads import all_threads, one_thread
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
-from oracle.truth.gemm import NEARBY, rounded
+from oracle.truth.gemm import NEARBY, ScaledProduct, rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
 from oracle.verdict.heatmap import Element
@@ -51,6 +53,7 @@ from oracle.verdict.parts import (
     compared,
     exact_and_interval,
     held_by,
+    interval_of,
     specified_of,
     work,
 )
@@ -61,6 +64,8 @@ FEW = 16  # failing elements of a row that a class must hold before every interv
 SUSPECTS = 16  # elements nearest to leaving the outer interval
 FARTHEST = 2.0**1000  # of an element that is no number
 SPLIT_GAIN = 4  # full rows are looked at apart from the others where that is at least so many times less
+LANES = 128  # columns that an engine of the CPU computes together
+GAIN = 2  # intervals of so many times fewer elements, a row at a time, cost less than those of all
 ALIKE = 0.5  # share of equal bits in a few rows and columns above which the whole is predicted
 
 
@@ -119,6 +124,102 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     found = Comparison(failing, total, 0, margin, place, bad | undecided if open_ else bad, lambda: picture)
     said = banded(parts, verdict(found, basis=basis))
     return replace(said, failing=Failing(bad, near, right))
+
+
+def examined(bits: Bands, name: str, wider: Sequence[str], mistrust: str | None) -> Verdict | None:
+    """The failure of the output of ``bits`` against ``name``, or its pass where few intervals show it; None where every
+    interval must be computed. Asked first is what a few rows and columns suggest."""
+
+    def failed() -> Verdict | None:
+        with one_thread():
+            return failure(bits, name, wider)
+
+    def held() -> Verdict | None:
+        found = nearly_exact(bits, name)
+        return None if found is None else banded(bits.parts, verdict(found[0], basis=found[1], mistrust=mistrust))
+
+    unasked = is_class(name) or any(get(name).why_not(part.product, out_dtype=bits.output.dtype) for part in bits.parts)
+    first, then = (failed, held) if unasked or bits.alike(get(name)) == 1.0 else (held, failed)
+    said = first()
+    return then() if said is None else said
+
+
+def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
+    """The comparison of an output on the CPU that the intervals of ``name`` hold, and their name; None where another
+    way costs less, or they may not hold it.
+
+    The exact value rounded lies in the interval of every chain that converts no operand, since its bounds begin at 0
+    and only widen. So the intervals of the other elements alone are computed, where an output has it in most places of
+    a few rows and columns, and these lie in their intervals. Where an intermediate may overflow (:func:`_never_open`),
+    every interval is computed.
+    """
+    parts, output = bits.parts, bits.output
+    if output.is_cuda or is_class(name) or not _may_be_held(bits, name):
+        return None
+    acc = of_schedule(get(name))
+    if acc.kind is not Sum.FUSED or acc.scales_inside or acc.flushes or acc.truncates:
+        return None
+    known, intervals = list[ExactPart](), list[Interval]()
+    for part in parts:
+        product = part.product
+        if product.c is not None or not _never_open(product, acc):  # a sum stored before c is added rounds twice
+            return None
+        known.append(ExactPart.of(part, exact(product), output.dtype))
+        left = known[-1].inexact(output)
+        lanes = int((-(-left.sum(dim=1) // LANES)).sum()) * LANES
+        if GAIN * lanes > left.numel():
+            return None
+        low, high = (torch.zeros(left.shape, dtype=torch.float64, device="cpu") for _ in range(2))
+        for row in torch.nonzero(left.any(dim=1))[:, 0].tolist():
+            at = torch.nonzero(left[row])[:, 0]
+            own = exact_and_interval(subset(product, torch.tensor([row], device="cpu"), at), name)[1]
+            low[row, at], high[row, at] = own.lo[0], own.hi[0]
+        intervals.append(Interval(low, high, "", open=torch.zeros_like(left)))
+    found = compared(known, intervals, output)
+    if found.outside or found.worst is None:
+        return None
+    row, column = found.worst.index  # an exact element where all are: its interval is asked like any other's
+    part = next(part for part in parts if part.rows is None or bool((part.rows == row).any()))
+    at = row if part.rows is None else int(torch.nonzero(part.rows == row)[0, 0])
+    one = _closely(part, *(torch.tensor([i], device="cpu") for i in (at, column)), output, name)
+    assert one.found.worst is not None
+    worst = replace(one.found.worst, index=found.worst.index)
+    return replace(found, worst=worst), exact_and_interval(one.known.part.product, name)[1].name
+
+
+def _may_be_held(bits: Bands, name: str) -> bool:
+    """Whether a few rows and columns lie in their intervals and have the exact value rounded in most places."""
+    exact_, total = 0, 0
+    for few, own in bits.samples:
+        known = ExactPart.of(Part(few), exact(few), own.dtype)
+        if compared([known], [interval_of(few, name)], own).outside:
+            return False
+        exact_, total = exact_ + own.numel() - count(known.inexact(own)), total + own.numel()
+    return exact_ * GAIN > total
+
+
+def _never_open(product: ScaledProduct, acc: Accumulator) -> bool:
+    """Whether no float32 intermediate of any element may overflow, by the largest codes, scales and summands.
+
+    Let ``P`` be the largest product, of which each factor counts as at least the least normal one, and ``T = K P``. A
+    step of a fused chain widens its interval by the residues, which all steps together leave below ``T``, by ``2^-t P``
+    and by ``2^-to`` of the sum: ``n <= 2^to`` of them leave the sum below ``(2 T + n 2^-t P) (1 + 2^-to)^n < 7 T``, so
+    the magnitudes of a chain and its error are below ``9 T``. A promotion multiplies by one scale, by the other and by
+    both, at most ``s >= 1``, and errs by ``2^-22`` of the total for each of fewer than ``2^20`` chains: below ``16 s
+    T``. The factor of the sum and the summands follow. Twice that is asked, which leaves room for what underflows.
+    Source: derived here from :mod:`oracle.bounds.chain` and :mod:`oracle.bounds.product`.
+    """
+    if -(-product.K // acc.group) > 1 << min(acc.out, 20):
+        return False
+    left, right = product.left, product.right
+    scales = torch.cat([left.scales.flatten(), right.scales.flatten()]).abs()
+    if not bool(torch.isfinite(scales).all()):
+        return False
+    a, b = float(left.scales.abs().max()), float(right.scales.abs().max())
+    largest = [max(x.facts.largest, 2.0**x.fmt.emin) for x in (left, right)]
+    total = max(1.0, product.K * largest[0] * largest[1]) * max(1.0, a, b, a * b)
+    bias = 0.0 if product.bias is None else float(decode(product.bias).abs().max())
+    return 32 * max(1.0, abs(product.factor)) * total + 2 * bias < REACH  # NaN is not
 
 
 def _decided(

@@ -18,7 +18,8 @@ from oracle.bounds.engines import Deciding, any_order_bound, exact, exact_and_re
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
 from oracle.numbers.formats import codes_of, same_bits
-from oracle.tensorcore.identify import subset
+from oracle.tensorcore.elements import MOST, Elements
+from oracle.tensorcore.identify import midpoint_distance, subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import ANY, Schedule, is_class, of_class
 from oracle.truth.gemm import Exact, ScaledProduct, rounded
@@ -28,6 +29,7 @@ from oracle.verdict.pattern import places
 TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
 MORE = (16, 1024)  # those that it must explain next where the output is more than LARGER times as large
 LARGER = 32
+LARGE = 1 << 27  # products above which a few elements are asked before all are computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
 BAND, BAND_ON_DEVICE = 256, 2048
 """Rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band."""
@@ -103,15 +105,19 @@ class Bands:
 
     def __init__(self, parts: Sequence[Part], output: Tensor) -> None:
         self.parts, self.output = parts, output
-        self._samples = list(samples(parts, output))
+        self.samples = list(samples(parts, output))
         self._witnesses: list[tuple[ScaledProduct, Tensor]] = []
         self._refused: dict[str, tuple[int, int, Tensor]] = {}
+        self._first: Schedule | None = None
 
     def reproduced(self, schedule: Schedule) -> bool:
         """Whether ``schedule`` gives every bit."""
-        if any(self._differs(self._bits(*few, schedule), *few) for few in [*self._witnesses, *self._samples]):
+        self._first = self._first or schedule
+        if any(self._differs(self._bits(*few, schedule), *few) for few in [*self._witnesses, *self.samples]):
             return False
         if any(self._differs(self._bits(*more, schedule), *more) for more in self._more):
+            return False
+        if schedule != self._first and not all(self._has_bits(*few, schedule) for few in self._near_midpoints):
             return False
         for i, own, start, band in self._all():
             predicted = self._bits(band, own, schedule)
@@ -126,6 +132,22 @@ class Bands:
         large = self.output.numel() > LARGER * MORE[0] * MORE[1]
         return list(samples(self.parts, self.output, MORE)) if large else []
 
+    @cached_property
+    def _near_midpoints(self) -> list[tuple[Elements, Tensor]]:
+        """Of a large output the elements whose exact values lie nearest to a midpoint: where they have the bits of one
+        arithmetic, as those of a right kernel do, they refuse most others before these are computed whole."""
+        if self.output.is_cuda or work(self.parts) <= LARGE:
+            return []
+        part = max(self.parts, key=lambda part: part.product.M)
+        away, unit = midpoint_distance(part.product, self.output.dtype)
+        away = (away * unit).flatten()  # errors of sums of one size are alike whatever is left of the sum
+        at = torch.topk(away, min(MOST, len(away)), largest=False).indices
+        rows, columns = at // part.product.N, at % part.product.N
+        return [(Elements.where(part.product, rows, columns), part.of(self.output)[rows, columns])]
+
+    def _has_bits(self, elements: Elements, own: Tensor, schedule: Schedule) -> bool:
+        return bool(same_bits(elements.bits(schedule, own.dtype), own).all())
+
     def _differs(self, predicted: Tensor, product: ScaledProduct, own: Tensor) -> bool:
         """Whether a bit of ``own`` is not the predicted one; a few that are not refuse the next schedule sooner."""
         if torch.equal(codes_of(predicted), codes_of(own)) or not len(at := places(~same_bits(predicted, own))):
@@ -138,7 +160,7 @@ class Bands:
 
     def alike(self, schedule: Schedule) -> float:
         """The share of equal bits in a few rows and columns."""
-        same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self._samples]
+        same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self.samples]
         return float(torch.cat(same).to(torch.float64).mean())
 
     def right(self, schedule: Schedule) -> Tensor:

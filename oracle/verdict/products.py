@@ -44,9 +44,10 @@ from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule,
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import nearest, rounded
 from oracle.verdict.compare import Admissible, Error, Verdict, compare, measured, verdict
-from oracle.verdict.large import failure
+from oracle.verdict.large import examined
 from oracle.verdict.parts import (
     FEWEST,
+    LARGE,
     TRIAL,
     Bands,
     ExactPart,
@@ -87,7 +88,6 @@ __all__ = [
     "work",
 ]
 
-LARGE = 1 << 27  # products above which a failing output is examined by :mod:`oracle.verdict.large`
 MEASURED = 1 << 26  # products up to which an output that is proved by its bits is compared with the exact values too
 COINCIDENCES = 20
 """Elements in which another arithmetic may have the bits of a fault by chance. Where these are neither those of the
@@ -137,10 +137,9 @@ class ProductSets(Sets):
         if wrong is not None and admitted and not _excused(self.parts, output, admitted[0], undeclared=undeclared):
             return _refuted(self.parts, output, admitted[0], wrong)
         if work(self.parts) > LARGE:
-            with one_thread():
-                failed = failure(bits, self.names[0], self.classes)
-            if failed is not None:
-                return failed
+            early = examined(bits, self.names[0], self.classes, mistrust)
+            if early is not None:
+                return early
         return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
 
     def holds(self, found: Found) -> bool:

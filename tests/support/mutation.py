@@ -29,7 +29,6 @@ import random
 import resource
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import tomllib
@@ -488,11 +487,6 @@ class Record(Room):
         return True
 
 
-def compiled(mutant: Mutant) -> bool:
-    """Whether numba compiles the functions of its file, which no profiler sees."""
-    return "cpu_jit import" in mutant.source
-
-
 def collect(tests: Sequence[str], room: Room) -> int:
     """The plugin's loop over these tests; pytest's status."""
     os.chdir(ROOT)
@@ -507,10 +501,6 @@ def collect(tests: Sequence[str], room: Room) -> int:
 def alone(mutant: Mutant, name: str, tests: Sequence[str], report: Callable[[Mutant, str, float], None]) -> int:
     """The mutant takes the place of its module, then the tests are collected."""
     sys.meta_path.insert(0, Instead(mutant))
-    if compiled(mutant):  # the key of numba's cache on disk is bytecode without constants
-        import numba
-
-        numba.config.CACHE_DIR = tempfile.mkdtemp()
     return collect(tests, Room(name, [mutant], report))
 
 

@@ -20,6 +20,7 @@ from oracle.bounds.engines import exact
 from oracle.diagnosis import explain, sampled
 from oracle.diagnosis.level import explaining
 from oracle.errors import OptionError
+from oracle.numbers.formats import same_bits
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, Fault, run
 from oracle.routines.catalogue import get as get_fault
@@ -28,6 +29,7 @@ from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth import gemm
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict import heatmap, parts, products
 from oracle.verdict import large as large_
@@ -38,6 +40,7 @@ GEMM = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=24,n=192,k=384/family=randn/s
 CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=128,k=384,g=3/family=randn/seed=2"
 PROMOTED = "sm90.promote128"
 SCALE = "A scale of the previous K block"
+BF16 = torch.bfloat16
 Spoil = Callable[[Tensor], Tensor]
 
 
@@ -303,3 +306,104 @@ def test_more_of_a_large_output_refuses_a_schedule_before_the_whole(monkeypatch:
     monkeypatch.setattr(parts, "LARGER", 3)
     with pytest.raises(AssertionError, match="the whole is computed"):
         parts.Bands([parts.Part(p)], out).reproduced(schedule)
+
+
+def nearly(p: ScaledProduct, others: int) -> Tensor:
+    """The exact values rounded, but in so many places what the tensor cores give instead, in bf16."""
+    out, other = gemm.rounded(p, exact(p), torch.bfloat16), predict_product(p, get_schedule(PROMOTED), out_dtype=BF16)
+    at = torch.nonzero((out != other).flatten())[:others, 0]
+    assert len(at) == others
+    out.view(-1)[at] = other.view(-1)[at]
+    return out
+
+
+@pytest.mark.usefixtures("large")
+class TestNearlyExact:
+    """An output that is the exact value rounded in most places is judged by the intervals of the other elements."""
+
+    CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=24,n=192,k=4224/family=randn/seed=5"
+
+    def product(self) -> tuple[Call, ScaledProduct]:
+        call, _ = called(self.CASE)
+        return call, ScaledProduct(**call.inputs, block=128, b_rows=128)
+
+    @pytest.mark.parametrize("others", [0, 1, 40])
+    def test_the_verdict_is_that_of_every_interval(self, others: int) -> None:
+        call, p = self.product()
+        out, part = nearly(p, others), parts.Part(p)
+        held = large_.nearly_exact(parts.Bands([part], out), PROMOTED)
+        full = products._judge_interval([part], out, PROMOTED, (), None)
+        assert held is not None and (held[0].worst, held[1]) == (full.worst, full.basis)
+        assert call.contract.judge(call.inputs, out).to_json() == every_interval(call, out).to_json()
+
+    def test_one_beyond_its_interval(self) -> None:
+        """One element of many thousand: every interval is computed, and it fails."""
+        call, p = self.product()
+        out = nearly(p, 3)
+        out[5, 7] *= 1.5
+        assert large_.nearly_exact(parts.Bands([parts.Part(p)], out), PROMOTED) is None
+        verdict = call.contract.judge(call.inputs, out, **call.options)
+        assert verdict.status is Status.FAILED and verdict.worst is not None and verdict.worst.index == (5, 7)
+
+    @pytest.mark.parametrize(("spoil", "first"), [(next_value, ["held", "failure"]), (one_element, ["failure"])])
+    def test_what_is_asked_first(self, spoil: Spoil, first: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """An output with the bits of the schedule in a few rows and columns fails elsewhere, if it does."""
+        call, out = called(self.CASE)
+        asked = []
+        for name, function in (("held", large_.nearly_exact), ("failure", large_.failure)):
+            monkeypatch.setattr(large_, function.__name__, lambda *a, n=name, f=function: asked.append(n) or f(*a))
+        verdict = call.contract.judge(call.inputs, spoil(out), **call.options)
+        assert verdict.status is Status.FAILED and asked == first
+
+    def test_what_may_overflow(self) -> None:
+        """Where an intermediate may leave float32 the interval says nothing, which must be counted."""
+        _, p = self.product()
+        acc = of_schedule(get_schedule(PROMOTED))
+        assert large_._never_open(p, acc)
+        for scale in (2.0**110, float("inf"), float("nan")):
+            a_scale = p.a_scale.clone()
+            a_scale[0, 0] = scale
+            assert not large_._never_open(replace(p, a_scale=a_scale), acc)
+
+    def test_an_open_element_is_never_overlooked(self) -> None:
+        """Of scales up to the limit none is open below it."""
+        p = block_scaled("randn", 4, 128, 512, seed=3)
+        acc = of_schedule(get_schedule(PROMOTED))
+        opened = []
+        for exponent in range(60, 128, 4):
+            some = replace(p, a_scale=torch.full_like(p.a_scale, 2.0**exponent))
+            interval = residue_bound(some, acc)
+            assert interval.open is not None
+            opened.append(bool(interval.open.any()))
+            assert not (opened[-1] and large_._never_open(some, acc)), exponent
+        assert any(opened) and not all(opened)
+
+
+class TestNearMidpoints:
+    """After the first schedule, elements near a midpoint refuse one that differs in a few places of many."""
+
+    def test_they_refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        p = block_scaled("randn", 64, 384, 512, seed=4)
+        finer, coarser = get_schedule("sm90.mma_sync.promote128"), get_schedule(PROMOTED)
+        out, other = (predict_product(p, s, out_dtype=torch.bfloat16) for s in (finer, coarser))
+        out = gemm.rounded(p, exact(p), torch.bfloat16)
+        differ = ~same_bits(out, predict_product(p, finer, out_dtype=torch.bfloat16))
+        assert 0 < int(differ.sum()) < 16  # not seen in few rows and columns
+        asked = []
+        real = parts.Bands._all
+        monkeypatch.setattr(parts.Bands, "_all", lambda bands: asked.append(1) or real(bands))
+        for large, whole in ((0, 0), (1 << 62, 1)):
+            monkeypatch.setattr(parts, "LARGE", large)
+            bands = parts.Bands([parts.Part(p)], out)
+            assert not bands.reproduced(coarser)
+            asked.clear()
+            assert not bands.reproduced(finer)
+            assert len(asked) == whole
+        assert not bool(same_bits(out, other).all())
+
+    def test_the_right_schedule_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parts, "LARGE", 0)
+        p = block_scaled("randn", 64, 384, 512, seed=4)
+        finer = get_schedule("sm90.mma_sync.promote128")
+        bands = parts.Bands([parts.Part(p)], predict_product(p, finer, out_dtype=torch.bfloat16))
+        assert not bands.reproduced(get_schedule(PROMOTED)) and bands.reproduced(finer)
