@@ -16,13 +16,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oracle.bounds.attention import Edges, codes_bound, float32_bound, pipeline_bound, split_bound
+from oracle.bounds.attention import Edges, Scores, codes_bound, float32_bound, pipeline_bound, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import F32, Call, Contract, Inputs, Options, Out, Output
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.attention import (
+    ANY,
+    EVERY_TILE,
     FEW,
     LIFTED,
     Pipeline,
@@ -64,11 +66,19 @@ class Place:
     rows: slice
     heads: slice
 
+    @property
+    def group(self) -> int:
+        """Its heads."""
+        return self.heads.stop - self.heads.start
+
+    def has(self, token: int, head: int) -> bool:
+        """Whether a row of the output is of this attention."""
+        return self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop
+
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.
         Returns None."""
-        group = self.heads.stop - self.heads.start
-        into[self.rows, self.heads] = rows.reshape(-1, group, *rows.shape[1:]).to(into.dtype)
+        into[self.rows, self.heads] = rows.reshape(-1, self.group, *rows.shape[1:]).to(into.dtype)
 
 
 class AttentionContract(Contract):
@@ -246,20 +256,22 @@ class AttentionContract(Contract):
 
         Pipelines that do not hold the row of the worst element are left out; of the others the first is asked for the
         whole output, and its worst element leaves out more."""
-        places = self._places(call)
+        if not (places := self._places(call)) or refused.worst is None:
+            return None
+        if not self._holding_row(call, [ANY], outputs, refused.worst):
+            return None
         left = [
             one
-            for one in candidates(max((p.problem.k.shape[0] for p in places), default=0), LIFTED)
+            for one in candidates(max((p.problem.k.shape[0] for p in places), default=0), LIFTED, EVERY_TILE)
             if not any(one.why_not(p.problem) for p in places)
         ]
         while left and refused.worst is not None:
-            left = [one for one in left if self._holds_row(call, one, outputs, refused.worst)]
+            left = self._holding_row(call, left, outputs, refused.worst)
             if not left:
                 return None
             chosen = left.pop(0)
             for predicted in (True, False):
-                sets = self._codes(call, chosen, predicted)
-                refused = sets.judge(outputs)
+                refused = self._codes(call, chosen, predicted).judge(outputs)
                 if not refused.status.is_failure:
                     return refused
         return None
@@ -276,32 +288,35 @@ class AttentionContract(Contract):
             mistrust=lambda outputs: self._why_mistrust(call, outputs),
         )
 
-    def _holds_row(self, call: Call, chosen: Pipeline, outputs: Found, worst: Worst) -> bool:
-        """Whether the codes of a pipeline hold every output of the row of an element."""
+    def _holding_row(self, call: Call, some: list[Pipeline], outputs: Found, worst: Worst) -> list[Pipeline]:
+        """The pipelines whose codes hold every output of the row of an element."""
         tokens, heads, width = self.shape(call.inputs)
-        words = {name: word for word, name in self.names.items()}
+        words = {name: word for word, name in self.names.items() if name in outputs}
         ids = torch.arange(tokens * heads, device="cpu").reshape(tokens, heads)
         of = {
             "out": self.laid("out", ids[..., None].expand(tokens, heads, width), call.inputs),
             "lse": self.laid("lse", ids, call.inputs),
         }
         token, head = divmod(int(of[words[worst.output]][worst.index]), heads)
-        place = next(
-            p
-            for p in self._places(call)
-            if p.rows.start <= token < p.rows.stop and p.heads.start <= head < p.heads.stop
-        )
-        row = (token - place.rows.start) * (place.heads.stop - place.heads.start) + head - place.heads.start
-        bound = codes_bound(place.problem, chosen, predicted=False, row=row)
-        edges = self._laid_edges(place.problem.rows(slice(row, row + 1)), [bound])
-        for name, word in words.items():
-            if name in outputs:
-                kind = self._dtypes(call)[name]
+        place = next(p for p in self._places(call) if p.has(token, head))
+        row = (token - place.rows.start) * place.group + head - place.heads.start
+        problem, known = place.problem, Scores.of(place.problem, row)
+        found = {
+            name: decode(outputs[name])[(of[word] == token * heads + head).to(outputs[name].device)]
+            for name, word in words.items()
+        }
+
+        def holds(chosen: Pipeline) -> bool:
+            bound = codes_bound(problem, chosen, predicted=False, known=known)
+            edges = self._laid_edges(problem.rows(slice(row, row + 1)), [bound])
+            for name, x in found.items():
+                word, kind = words[name], self._dtypes(call)[name]
                 low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0] for end in ("low", "high"))
-                x = decode(outputs[name])[(of[word] == token * heads + head).to(outputs[name].device)]
                 if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].to(torch.bool)).all()):
                     return False
-        return True
+            return True
+
+        return [one for one in some if holds(one)]
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
