@@ -41,8 +41,9 @@ largest ``|y|`` and F that of the lift or gain::
     P_j  between the roundings of both ends of x_j: rounding is monotone, saturation too
     A_t  within eps_A = expm1(2 ln2 |c| max E + T (2^-21 + 12 u Y))
 
-    |O - O*| <= sum_t A_t (rad P_t) |V_t| + eps_A sum_t A_t max |P_t V_t| + gamma_(N + 2 T + 2) (same) + lost
-    |l - l*| <= sum_j ((1 + eps_j) (1 + eps_A) - 1) A_t x_j + gamma_(N + 2 T) (sum)
+    f = (1 + eps_A) (1 + gamma_(N + 2 T + 2))
+    |O - O*| <= sum_t A_t (rad P_t) |V_t| + f lost + (f - 1) (sum_t A_t max P_t |V_t| + lost) + 448 2^-126 sum |V|
+    |l - l*| <= f (l* + sum_j eps_j A_t x_j) - l*
 
 ``O*`` is of the middles of P, ``rad`` half of their distance. ``lost`` is what the accumulator cuts: a step of 32
 products aligns 33 addends to 2^-13 of the largest of them (its exponent may be that of the accumulator, at most the sum
@@ -84,6 +85,8 @@ LEAST_TILE = 8
 ROOM = 1 + 2.0**-30
 """For the float64 roundings of the bounds themselves."""
 ACCUMULATOR = of_schedule(get_schedule(CHAIN))
+FLUSHED = 448 * 2.0**-126
+"""The largest P times what an exponential flushes to 0."""
 
 
 @dataclass(frozen=True)
@@ -280,9 +283,9 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error:
         added = torch.exp2(sink - level + raised)
         of_one = math.log(2.0) * (moved + 6 * U * (sink.abs() + most + raised)) + EXPONENTIAL
         total, of_sum = total + added, of_sum + added * torch.expm1(of_one)
-    spread = radius + lost + (eps_a + gamma(n + 2 * count + 2)) * (size + lost)
-    of_sum = of_sum * (1 + eps_a) + (eps_a + gamma(n + 2 * count)) * total
-    of_sum = of_sum * ROOM
+    factor = (1 + eps_a) * (1 + gamma(n + 2 * count + 2))
+    spread = (radius + factor * lost + (factor - 1) * (size + lost)) * ROOM + FLUSHED * v.abs().sum(dim=0)
+    of_sum = (factor * (total + of_sum) - total) * ROOM
     least, largest = (total - of_sum).clamp(min=0.0), total + of_sum
     scale = problem.v_scale.to(torch.float64).abs()
     ends = [end / of_l for end in (middle - spread, middle + spread) for of_l in (least, largest)]

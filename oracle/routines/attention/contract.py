@@ -260,11 +260,14 @@ class AttentionContract(Contract):
             return None
         if not self._holding_row(call, [ANY], outputs, refused.worst):
             return None
+        length = max(place.problem.k.shape[0] for place in places)
         left = [
             one
-            for one in candidates(max((p.problem.k.shape[0] for p in places), default=0), LIFTED, EVERY_TILE)
-            if not any(one.why_not(p.problem) for p in places)
+            for one in candidates(length, LIFTED, EVERY_TILE)
+            if not any(one.why_not(place.problem) for place in places)
         ]
+        if any(bool((place.problem.start > 0).any()) for place in places):  # others count tiles from key 0
+            left += [replace(one, name=f"{one.name} (from key 0)", from_window=False) for one in left]
         while left and refused.worst is not None:
             left = self._holding_row(call, left, outputs, refused.worst)
             if not left:
