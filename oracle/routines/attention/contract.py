@@ -94,7 +94,9 @@ class AttentionContract(Contract):
     the sums in another order, or in that of float32 arithmetic that does not round P at all (to the dtype of 16-bit
     queries, which have no codes). Another pipeline is declared by name, as
     ``numerics="sm90.attention.forward.64.lift8.tile"``: direction, keys of a tile, lift or gain of P, and whether each
-    tile is summed from zero (``tile``) or one chain goes over all (``chain``).
+    tile is summed from zero (``tile``), one chain goes over all (``chain``), or scores and sums are of any accumulator
+    (``any``); ``sm90.attention.any`` says nothing of tiles either. Where nothing is declared, the codes of every
+    pipeline that lifts P are tried at last, with scores of the instruction, then of any accumulator.
 
     NaN in a query, or in a key that it sees, leaves its row open; NaN in ``v`` leaves that column open for its head.
     Scales are positive and finite.
@@ -484,15 +486,7 @@ class AttentionContract(Contract):
         for name in self.scales.values():
             if name in call.inputs and (reason := all_equal(name, [call.inputs[name]])):
                 return reason
-        spread = 0.0
-        for place in self._places(call):
-            for tile in place.problem.tiles() if place.problem.k.shape[0] else ():
-                y = (tile.factor[:, None] * tile.scores()).nan_to_num(nan=0.0)
-                window = tile.window()
-                top = y.masked_fill(~window, -torch.inf).amax(dim=1)
-                low = y.masked_fill(~window, torch.inf).amin(dim=1)
-                spread = max(spread, float((top - low)[tile.seen()].amax()) if bool(tile.seen().any()) else 0.0)
-        if spread < 1.0:
+        if not any(_spread(tile) >= 1.0 for place in self._places(call) for tile in place.problem.tiles()):
             return "no score of a row exceeds another by a factor of e, so that P is nearly the same for every key"
         return mostly_zero(outputs[self.returns[0]])
 
@@ -517,6 +511,15 @@ class Undeclared(Sets):
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         return self.plain.ranges(expected)
+
+
+def _spread(problem: Attention) -> float:
+    """By how much the largest score of a row exceeds its least one, of the row where that is most, in nats."""
+    if not problem.k.shape[0] or not bool(problem.seen().any()):
+        return 0.0
+    y, window = (problem.factor[:, None] * problem.scores()).nan_to_num(nan=0.0), problem.window()
+    top, low = y.masked_fill(~window, -torch.inf).amax(dim=1), y.masked_fill(~window, torch.inf).amin(dim=1)
+    return float((top - low)[problem.seen()].amax())
 
 
 def _of_codes(name: str, predicted: bool) -> str:
