@@ -41,14 +41,19 @@ largest ``|y|`` and F that of the lift or gain::
     P_j  between the roundings of both ends of x_j: rounding is monotone, saturation too
     A_t  within eps_A = expm1(2 ln2 |c| max E + T (2^-21 + 12 u Y))
 
-    |O - O*| <= sum_t A_t (rad P_t) |V_t| + eps_A sum_t A_t max |P_t V_t| + gamma_(N + 2 T + 2) (same) + lost
-    |l - l*| <= sum_j ((1 + eps_j) (1 + eps_A) - 1) A_t x_j + gamma_(N + 2 T) (sum)
+    f = (1 + eps_A) (1 + gamma_(N + 2 T + 2))
+    |O - O*| <= sum_t A_t (rad P_t) |V_t| + f lost + (f - 1) (sum_t A_t max P_t |V_t| + lost) + 448 2^-126 sum |V|
+    |l - l*| <= f (l* + sum_j eps_j A_t x_j) - l*
 
 ``O*`` is of the middles of P, ``rad`` half of their distance. ``lost`` is what the accumulator cuts: a step of 32
 products aligns 33 addends to 2^-13 of the largest of them (its exponent may be that of the accumulator, at most the sum
 so far and what was lost, or that of a product, at most the largest P times the largest V of the step, a subnormal
 counting as the least normal number), and its result to 2^-13 of itself. Every other accumulator in use cuts less than
 that and ``gamma_N`` of the magnitudes. The division is that of intervals.
+
+Of any pipeline (:data:`oracle.tensorcore.attention.ANY`) a code is within half a step of P, ``x_j (1 +- 2^-4)`` or
+``x_j +- 2^-10`` with a lift of 2^8 above the largest maximum; the accumulator is in every step at most the sum of all
+magnitudes, and ``T = N / 8 + 1``.
 
 The log-sum-exp: ``max eps_j`` and the rounding of the sum, of a product and of a logarithm of 2^-21, relative to
 ``|lse| + 1``.
@@ -80,6 +85,8 @@ LEAST_TILE = 8
 ROOM = 1 + 2.0**-30
 """For the float64 roundings of the bounds themselves."""
 ACCUMULATOR = of_schedule(get_schedule(CHAIN))
+FLUSHED = 448 * 2.0**-126
+"""The largest P times what an exponential flushes to 0."""
 
 
 @dataclass(frozen=True)
@@ -191,48 +198,80 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost * ROOM, torch.zeros_like(nan[:, 0]))
 
 
-def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, row: int | None = None) -> Edges:
+def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, known: Scores | None = None) -> Edges:
     """The edges of a kernel that rounds P as ``pipeline`` says, tile by tile, and computes all else in any way; with
-    ``predicted`` its scores are those of the instruction, bit for bit. ``row``: of that row alone."""
+    ``predicted`` its scores are those of the instruction, bit for bit. ``known``: of its row alone."""
     parts, first = [], 0
     for part, width in blocks(problem, pipeline):
         rows, first = range(first, first + len(part.q)), first + len(part.q)
-        if row is None or row in rows:
-            chosen = part if row is None else part.rows(slice(row - rows.start, row - rows.start + 1))
-            parts.append(_codes(chosen, width, pipeline, predicted))
+        if known is None:
+            parts.append(_codes(part, width, pipeline, *_scores(part, predicted)))
+        elif known.row in rows:
+            at, skipped = known.row - rows.start, problem.k.shape[0] - part.k.shape[0]
+            own = known.values[:, skipped:], known.errors[:, skipped:]
+            parts.append(_codes(part.rows(slice(at, at + 1)), width, pipeline, *own))
     return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
 
 
-def _codes(problem: Attention, width: int, pipeline: Pipeline, predicted: bool) -> Edges:
+@dataclass(frozen=True)
+class Scores:
+    """Those of one row ``[1, N]``, exact, and how far a score of any accumulator may be from them; the same for every
+    pipeline."""
+
+    row: int
+    values: Tensor
+    errors: Tensor
+
+    @classmethod
+    def of(cls, problem: Attention, row: int) -> Scores:
+        """Those of a row of ``problem``."""
+        return cls(row, *_scores(problem.rows(slice(row, row + 1)), predicted=False))
+
+
+def _scores(problem: Attention, predicted: bool) -> tuple[Tensor, Tensor]:
+    """Scores ``[R, N]``, NaN where a NaN enters, and how far a kernel's may be from them."""
+    if predicted or not problem.k.shape[0]:
+        return (s := scores(problem) if predicted else problem.scores()), torch.zeros_like(s)
+    one = torch.ones((1, 1), dtype=torch.float32, device=problem.q.device)
+    product = ScaledProduct(problem.q, problem.k, one, one, block=problem.q.shape[1], b_rows=problem.k.shape[0])
+    interval = residue_bound(product, ACCUMULATOR)
+    chain = torch.maximum(interval.lo.abs(), interval.hi.abs()).nan_to_num(nan=0.0)
+    return problem.scores(), torch.maximum(chain, gamma(problem.q.shape[1]) * problem.score_sizes())
+
+
+def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error: Tensor) -> Edges:
     n, keys = problem.k.shape[0], problem.window()
     if not n:
         return _without_keys(problem)
     c = (problem.factor * math.log2(math.e))[:, None]
-    s = scores(problem) if predicted else problem.scores()
     nan = (torch.isnan(s) & keys).any(dim=1)
-    error = torch.zeros_like(s) if predicted else _score_errors(problem)
     error = error.masked_fill(~keys, 0.0)
     y = (c * s).nan_to_num(nan=0.0).masked_fill(~keys, 0.0)
     most, moved = y.abs().amax(dim=1, keepdim=True), c.abs() * error.amax(dim=1, keepdim=True)
-    tile_list, raised = tiles(n, width, pipeline), pipeline.lift + math.log2(pipeline.gain)
+    walked, raised = tiles(n, width, pipeline), pipeline.lift + math.log2(pipeline.gain)
+    count = n // LEAST_TILE + 1 if pipeline.free else len(walked)
     dy = c.abs() * error + moved + 6 * U * (y.abs() + most + raised)
     eps = torch.expm1(math.log(2.0) * dy + EXPONENTIAL + 2 * U) * ROOM
-    eps_a = torch.expm1(2 * math.log(2.0) * moved + len(tile_list) * (EXPONENTIAL + 12 * U * most)) * ROOM
+    eps_a = torch.expm1(2 * math.log(2.0) * moved + count * (EXPONENTIAL + 12 * U * most)) * ROOM
     v, total = zero_nonfinite(decode(problem.v)), torch.zeros_like(moved)
     middle, radius, size, lost = (torch.zeros((len(s), v.shape[1]), dtype=v.dtype, device=v.device) for _ in range(4))
     top, of_sum = torch.full_like(moved, -torch.inf), torch.zeros_like(moved)
-    for tile in tile_list:
+    for tile in walked:
         hidden = ~keys[:, tile]
         part = y[:, tile].masked_fill(hidden, -torch.inf)
         grown = torch.maximum(top, part.amax(dim=1, keepdim=True))
         level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
         a = torch.exp2(top - level)
         x = torch.exp2(part - level + raised)
-        low, high = (_coded(x * (1 + sign * eps[:, tile])) for sign in (-1.0, 1.0))
+        low, high = (_coded(x * (1 + sign * eps[:, tile]), sign if pipeline.free else 0.0) for sign in (-1.0, 1.0))
         if pipeline.promoted:
             begun = (torch.zeros_like(middle), torch.zeros_like(middle), torch.zeros_like(middle))
             ends = _added(*begun, low, high, v[tile])
             middle, radius, lost = (old * a + new for old, new in zip((middle, radius, lost), ends, strict=True))
+        elif pipeline.free:
+            whole = high @ v[tile].abs()
+            middle, radius, lost = _added(whole, torch.zeros_like(whole), lost, low, high, v[tile])
+            middle, radius = (low + high) / 2 @ v[tile], (high - low) / 2 @ v[tile].abs()
         else:
             middle, radius, lost = _added(middle * a, radius * a, lost * a, low, high, v[tile])
         size = size * a + high @ v[tile].abs()
@@ -244,9 +283,9 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, predicted: bool) 
         added = torch.exp2(sink - level + raised)
         of_one = math.log(2.0) * (moved + 6 * U * (sink.abs() + most + raised)) + EXPONENTIAL
         total, of_sum = total + added, of_sum + added * torch.expm1(of_one)
-    spread = radius + lost + (eps_a + gamma(n + 2 * len(tile_list) + 2)) * (size + lost)
-    of_sum = of_sum * (1 + eps_a) + (eps_a + gamma(n + 2 * len(tile_list))) * total
-    of_sum = of_sum * ROOM
+    factor = (1 + eps_a) * (1 + gamma(n + 2 * count + 2))
+    spread = (radius + factor * lost + (factor - 1) * (size + lost)) * ROOM + FLUSHED * v.abs().sum(dim=0)
+    of_sum = (factor * (total + of_sum) - total) * ROOM
     least, largest = (total - of_sum).clamp(min=0.0), total + of_sum
     scale = problem.v_scale.to(torch.float64).abs()
     ends = [end / of_l for end in (middle - spread, middle + spread) for of_l in (least, largest)]
@@ -263,17 +302,11 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, predicted: bool) 
     )
 
 
-def _score_errors(problem: Attention) -> Tensor:
-    """How far a score of any accumulator may be from the exact one, float64 ``[R, N]``."""
-    one = torch.ones((1, 1), dtype=torch.float32, device=problem.q.device)
-    product = ScaledProduct(problem.q, problem.k, one, one, block=problem.q.shape[1], b_rows=problem.k.shape[0])
-    interval = residue_bound(product, ACCUMULATOR)
-    chain = torch.maximum(interval.lo.abs(), interval.hi.abs()).nan_to_num(nan=0.0)
-    return torch.maximum(chain, gamma(problem.q.shape[1]) * problem.score_sizes())
-
-
-def _coded(x: Tensor) -> Tensor:
-    """The values of E4M3 nearest to ``x``, saturated."""
+def _coded(x: Tensor, way: float) -> Tensor:
+    """The values of E4M3 nearest to ``x``, saturated; with ``way`` 1 or -1 half a step beyond an ``x`` above 0."""
+    if way:
+        step = torch.maximum(x * 2.0 ** -(E4M3FN.fraction_bits + 1), x.new_tensor(E4M3FN.min_subnormal / 2))
+        return torch.where(x > 0, (x + way * step).clamp(min=0.0), x)
     return decode(encode(x, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), E4M3FN)
 
 

@@ -29,6 +29,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -76,6 +77,7 @@ class Pipeline:
     rescales : O and l are rescaled when the maximum grows; without it, a fault.
     from_window : of a call with a window to the left, tiles are counted from the first key of the block's first row.
     modelled : its products are those of the instruction; without it of any accumulator, so that no bits follow.
+    free : nothing is said of its tiles: a code is within half a step of P with a lift of at least 2^8.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Pipeline:
     rescales: bool = True
     from_window: bool = True
     modelled: bool = True
+    free: bool = False
 
     def tile(self, depth: int, rows: int) -> int:
         """Keys of a tile for this head dim and so many rows of one head of keys."""
@@ -364,6 +367,19 @@ TILE_SUMS = Pipeline(
     keys=((64, 128), (96, 128), (128, 192), (192, 96), (256, 128)), few_keys=((96, 128), (128, 96)),
 )  # fmt: skip  # the table of tile_size.h, one row a line
 """FlashAttention-3 with two levels of sums, as vLLM builds it."""
+ANY = replace(
+    TILE_SUMS,
+    name="sm90.attention.any",
+    seen_in="every pipeline that lifts P",
+    status=Status.LITERATURE,
+    keys=((256, 1 << 30),),
+    few_keys=(),
+    from_window=False,
+    promoted=False,
+    modelled=False,
+    free=True,
+)
+"""Whatever a kernel's tiles, direction, lift and sums are; all keys are one tile."""
 PIPELINES = MappingProxyType(
     {
         one.name: one
@@ -409,6 +425,7 @@ PIPELINES = MappingProxyType(
 
 TILES = (32, 64, 96, 128, 160, 192, 224, 256)
 """Keys of a tile that are tried."""
+EVERY_TILE = tuple(range(16, 257, 16))
 UNLIFTED, LIFTED = "lift0", ("lift8", "gain448")
 """What is done to P before its cast; without a lift keys are lost."""
 _DECLARED = re.compile(
@@ -416,6 +433,7 @@ _DECLARED = re.compile(
 )
 
 
+@cache
 def pipelines() -> dict[str, Pipeline]:
     """Every pipeline that has a name of its own.
 
@@ -424,6 +442,7 @@ def pipelines() -> dict[str, Pipeline]:
     return {**PIPELINES, **{one.name: one for one in foreign}}
 
 
+@cache
 def pipeline(name: str) -> Pipeline:
     """The pipeline of this name, or the one that ``sm90.attention.forward.64.lift8.tile`` spells out: direction, keys
     of a tile, the lift (a power of two) or gain of P, and whether each tile is summed from zero (``tile``), one chain
@@ -432,8 +451,8 @@ def pipeline(name: str) -> Pipeline:
     Raises NumericsError: the name is unknown, or a tile is no multiple of 8 keys.
     """
     known = pipelines()
-    if name in known:
-        return known[name]
+    if name in known or name == ANY.name:
+        return known.get(name, ANY)
     if (at := _DECLARED.fullmatch(name)) is None:
         spelt = "or spell one out, as sm90.attention.forward.64.lift8.tile"
         raise NumericsError(f"no attention pipeline {name!r}; {among(name, sorted(known))}; {spelt}")
@@ -455,12 +474,14 @@ def pipeline(name: str) -> Pipeline:
     )
 
 
-def candidates(length: int, lifts: tuple[str, ...] = (UNLIFTED, *LIFTED)) -> Iterator[Pipeline]:
+def candidates(
+    length: int, lifts: tuple[str, ...] = (UNLIFTED, *LIFTED), every: tuple[int, ...] = TILES
+) -> Iterator[Pipeline]:
     """The pipelines that an output for ``length`` keys is compared with: those with a name, then spelt ones, of which a
     tile that holds all keys stands for every larger one."""
     yield from pipelines().values()
-    fewer = [keys for keys in TILES if keys < length]
-    for keys in (*fewer, *TILES[len(fewer) : len(fewer) + 1]):
+    fewer = [keys for keys in every if keys < length]
+    for keys in (*fewer, *every[len(fewer) : len(fewer) + 1]):
         for way in ("backward", "forward")[: 1 + (keys < length)]:
             for raised in lifts:
                 for sums in ("tile", "chain"):

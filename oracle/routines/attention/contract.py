@@ -16,13 +16,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oracle.bounds.attention import Edges, codes_bound, float32_bound, pipeline_bound, split_bound
+from oracle.bounds.attention import Edges, Scores, codes_bound, float32_bound, pipeline_bound, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import F32, Call, Contract, Inputs, Options, Out, Output
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.attention import (
+    ANY,
+    EVERY_TILE,
     FEW,
     LIFTED,
     Pipeline,
@@ -64,11 +66,19 @@ class Place:
     rows: slice
     heads: slice
 
+    @property
+    def group(self) -> int:
+        """Its heads."""
+        return self.heads.stop - self.heads.start
+
+    def has(self, token: int, head: int) -> bool:
+        """Whether a row of the output is of this attention."""
+        return self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop
+
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.
         Returns None."""
-        group = self.heads.stop - self.heads.start
-        into[self.rows, self.heads] = rows.reshape(-1, group, *rows.shape[1:]).to(into.dtype)
+        into[self.rows, self.heads] = rows.reshape(-1, self.group, *rows.shape[1:]).to(into.dtype)
 
 
 class AttentionContract(Contract):
@@ -84,7 +94,9 @@ class AttentionContract(Contract):
     the sums in another order, or in that of float32 arithmetic that does not round P at all (to the dtype of 16-bit
     queries, which have no codes). Another pipeline is declared by name, as
     ``numerics="sm90.attention.forward.64.lift8.tile"``: direction, keys of a tile, lift or gain of P, and whether each
-    tile is summed from zero (``tile``) or one chain goes over all (``chain``).
+    tile is summed from zero (``tile``), one chain goes over all (``chain``), or scores and sums are of any accumulator
+    (``any``); ``sm90.attention.any`` says nothing of tiles either. Where nothing is declared, the codes of every
+    pipeline that lifts P are tried at last, with scores of the instruction, then of any accumulator.
 
     NaN in a query, or in a key that it sees, leaves its row open; NaN in ``v`` leaves that column open for its head.
     Scales are positive and finite.
@@ -246,20 +258,25 @@ class AttentionContract(Contract):
 
         Pipelines that do not hold the row of the worst element are left out; of the others the first is asked for the
         whole output, and its worst element leaves out more."""
-        places = self._places(call)
+        if not (places := self._places(call)) or refused.worst is None:
+            return None
+        if not self._holding_row(call, [ANY], outputs, refused.worst):
+            return None
+        length = max(place.problem.k.shape[0] for place in places)
         left = [
             one
-            for one in candidates(max((p.problem.k.shape[0] for p in places), default=0), LIFTED)
-            if not any(one.why_not(p.problem) for p in places)
+            for one in candidates(length, LIFTED, EVERY_TILE)
+            if not any(one.why_not(place.problem) for place in places)
         ]
+        if any(bool((place.problem.start > 0).any()) for place in places):  # others count tiles from key 0
+            left += [replace(one, name=f"{one.name} (from key 0)", from_window=False) for one in left]
         while left and refused.worst is not None:
-            left = [one for one in left if self._holds_row(call, one, outputs, refused.worst)]
+            left = self._holding_row(call, left, outputs, refused.worst)
             if not left:
                 return None
             chosen = left.pop(0)
             for predicted in (True, False):
-                sets = self._codes(call, chosen, predicted)
-                refused = sets.judge(outputs)
+                refused = self._codes(call, chosen, predicted).judge(outputs)
                 if not refused.status.is_failure:
                     return refused
         return None
@@ -276,32 +293,35 @@ class AttentionContract(Contract):
             mistrust=lambda outputs: self._why_mistrust(call, outputs),
         )
 
-    def _holds_row(self, call: Call, chosen: Pipeline, outputs: Found, worst: Worst) -> bool:
-        """Whether the codes of a pipeline hold every output of the row of an element."""
+    def _holding_row(self, call: Call, some: list[Pipeline], outputs: Found, worst: Worst) -> list[Pipeline]:
+        """The pipelines whose codes hold every output of the row of an element."""
         tokens, heads, width = self.shape(call.inputs)
-        words = {name: word for word, name in self.names.items()}
+        words = {name: word for word, name in self.names.items() if name in outputs}
         ids = torch.arange(tokens * heads, device="cpu").reshape(tokens, heads)
         of = {
             "out": self.laid("out", ids[..., None].expand(tokens, heads, width), call.inputs),
             "lse": self.laid("lse", ids, call.inputs),
         }
         token, head = divmod(int(of[words[worst.output]][worst.index]), heads)
-        place = next(
-            p
-            for p in self._places(call)
-            if p.rows.start <= token < p.rows.stop and p.heads.start <= head < p.heads.stop
-        )
-        row = (token - place.rows.start) * (place.heads.stop - place.heads.start) + head - place.heads.start
-        bound = codes_bound(place.problem, chosen, predicted=False, row=row)
-        edges = self._laid_edges(place.problem.rows(slice(row, row + 1)), [bound])
-        for name, word in words.items():
-            if name in outputs:
-                kind = self._dtypes(call)[name]
+        place = next(p for p in self._places(call) if p.has(token, head))
+        row = (token - place.rows.start) * place.group + head - place.heads.start
+        problem, known = place.problem, Scores.of(place.problem, row)
+        found = {
+            name: decode(outputs[name])[(of[word] == token * heads + head).to(outputs[name].device)]
+            for name, word in words.items()
+        }
+
+        def holds(chosen: Pipeline) -> bool:
+            bound = codes_bound(problem, chosen, predicted=False, known=known)
+            edges = self._laid_edges(problem.rows(slice(row, row + 1)), [bound])
+            for name, x in found.items():
+                word, kind = words[name], self._dtypes(call)[name]
                 low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0] for end in ("low", "high"))
-                x = decode(outputs[name])[(of[word] == token * heads + head).to(outputs[name].device)]
                 if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].to(torch.bool)).all()):
                     return False
-        return True
+            return True
+
+        return [one for one in some if holds(one)]
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
@@ -466,15 +486,7 @@ class AttentionContract(Contract):
         for name in self.scales.values():
             if name in call.inputs and (reason := all_equal(name, [call.inputs[name]])):
                 return reason
-        spread = 0.0
-        for place in self._places(call):
-            for tile in place.problem.tiles() if place.problem.k.shape[0] else ():
-                y = (tile.factor[:, None] * tile.scores()).nan_to_num(nan=0.0)
-                window = tile.window()
-                top = y.masked_fill(~window, -torch.inf).amax(dim=1)
-                low = y.masked_fill(~window, torch.inf).amin(dim=1)
-                spread = max(spread, float((top - low)[tile.seen()].amax()) if bool(tile.seen().any()) else 0.0)
-        if spread < 1.0:
+        if not any(_spread(tile) >= 1.0 for place in self._places(call) for tile in place.problem.tiles()):
             return "no score of a row exceeds another by a factor of e, so that P is nearly the same for every key"
         return mostly_zero(outputs[self.returns[0]])
 
@@ -499,6 +511,15 @@ class Undeclared(Sets):
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         return self.plain.ranges(expected)
+
+
+def _spread(problem: Attention) -> float:
+    """By how much the largest score of a row exceeds its least one, of the row where that is most, in nats."""
+    if not problem.k.shape[0] or not bool(problem.seen().any()):
+        return 0.0
+    y, window = (problem.factor[:, None] * problem.scores()).nan_to_num(nan=0.0), problem.window()
+    top, low = y.masked_fill(~window, -torch.inf).amax(dim=1), y.masked_fill(~window, torch.inf).amin(dim=1)
+    return float((top - low)[problem.seen()].amax())
 
 
 def _of_codes(name: str, predicted: bool) -> str:

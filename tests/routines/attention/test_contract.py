@@ -263,6 +263,52 @@ class TestLegalVariants:
         assert bool(((rounded < edges.low) | (rounded > edges.high)).any())
 
 
+class TestUndeclared:
+    """Tiles that nobody declared: judged by the codes of a pipeline that lifts P, of scores that are known or not."""
+
+    @pytest.mark.parametrize("option", ["", "/window=40_0"])
+    def test_other_tiles(self, option: str) -> None:
+        """In a window they may be counted from key 0, too."""
+        case = cases.parse(f"{CASE}{option}/family=randn/seed=1")
+        call = Call(get("mha_fwd"), case.inputs(), case.call_options(), arch="sm90").checked()
+        chosen = replace(pipeline("sm90.attention.forward.48.lift8.chain"), from_window=False)
+        out = call.contract._by(call, call.inputs, call.resolved, "sm90.fa3.tile", chosen)  # type: ignore[attr-defined]
+        verdict = oracle.judge("mha_fwd", call.inputs, out, arch="sm90", explain="off", **call.options)
+        assert verdict.status is Status.PASSED and "codes of P as in sm90." in verdict.basis
+        assert "not declared" in verdict.basis
+
+    @pytest.mark.parametrize("lift", ["lift8", "lift0"])
+    def test_without_a_lift_it_fails(self, lift: str) -> None:
+        """The first and the last key lie 7.3 nats above the others, whose values are of one sign."""
+        inputs, one = cases.parse(f"{CASE}/family=randn/seed=1").inputs(), torch.ones(2, 2)
+        k = 0.1 * inputs["k"].float()
+        k[:, [0, -1]] = 0.375
+        inputs |= {"q": torch.ones(2, 12, 6, 64).to(E4M3), "k": k.to(E4M3), "v": inputs["v"].float().abs().to(E4M3)}
+        inputs |= {"q_descale": one, "k_descale": one}
+        name, scale = f"sm90.attention.forward.48.{lift}.tile", 7.3 / 24
+        out = oracle.predict("mha_fwd", inputs, numerics=name, softmax_scale=scale)
+        verdict = oracle.judge("mha_fwd", inputs, out, arch="sm90", explain="off", softmax_scale=scale)
+        assert verdict.status.is_failure == (lift == "lift0")
+
+    def test_declared_of_any_accumulator(self) -> None:
+        inputs = cases.parse(f"{CASE}/family=randn/seed=1").inputs()
+        names = ("sm90.attention.forward.48.lift8.any", "sm90.attention.any")
+        out = oracle.predict("mha_fwd", inputs, numerics="sm90.attention.forward.48.lift8.tile")
+        for name in names:
+            verdict = oracle.judge("mha_fwd", inputs, out, numerics=name, explain="off")
+            assert verdict.status is Status.PASSED and f"{name} from scores of any accumulator" in verdict.basis
+            with pytest.raises(NumericsError, match="no bits follow"):
+                oracle.predict("mha_fwd", inputs, numerics=name)
+        moved = out | {"out": out["out"].roll(1, dims=1)}
+        assert oracle.judge("mha_fwd", inputs, moved, numerics=names[0], explain="off").status is Status.FAILED
+
+    def test_nothing_to_ask(self) -> None:
+        """A call on a CPU, and one whose queries are wider, have no codes of P."""
+        inputs = cases.parse(f"{CASE}/family=randn/seed=1").inputs()
+        out = oracle.predict("mha_fwd", inputs, numerics="sm90.attention.forward.48.lift8.tile")
+        assert oracle.judge("mha_fwd", inputs, out, arch="cpu", explain="off").status is Status.FAILED
+
+
 def sum_of(walk: object) -> Tensor:
     total = torch.zeros_like(walk.total)  # type: ignore[attr-defined]
     for step in walk.steps:  # type: ignore[attr-defined]
