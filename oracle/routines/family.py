@@ -32,6 +32,7 @@ BUILT_IN = (
     *("products", "quantisers", "mx", "mx_products", "logits", "attention", "moe", "fused", "kv_cache", "layouts"),
     "decisions",
     "int8",
+    "weight_only",
     "common",
 )
 

@@ -1,0 +1,172 @@
+"""Cases of weight-only products. ``exact`` ones have whole activations and scales that are powers of two, so that no sum
+rounds in either dtype and one value of each element is right; ``dead`` ones have scales near the least of their format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.routines import data
+from oracle.routines.case import DTYPES, Case, Grammar
+from oracle.routines.mx.contract import pack
+from oracle.routines.weight_only.kernels import E8M0, TYPES
+from oracle.truth.weight_only import awq_words, words
+
+FAMILIES = ("randn", "exact", "outlier", "nan", "dead")
+
+
+def _integers(case: Case, name: str, low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(case.stream(name).integers(low, high, shape)).to(torch.int64)
+
+
+def _activations(case: Case, dtype: torch.dtype) -> Tensor:
+    m, k = case["m"], case["k"]
+    if case.family == "exact":  # few terms, so that the sums stay below 2^8 in steps of 1
+        small = _integers(case, "a", -1, 2, (m, k)) * (_integers(case, "few", 0, max(1, k // 4), (m, k)) < 3)
+        return small.to(dtype)
+    family = case.family if case.family in data.ACTIVATION_FAMILIES else "randn"
+    return data.activations(case.label("a"), family, m, k, dtype=dtype)
+
+
+def _scales(case: Case, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Positive, a different one for each group; ``dead``: near the least that the dtype holds."""
+    if case.family == "exact":
+        return torch.exp2(_integers(case, name, 0, 2, shape).double()).to(dtype)
+    if dtype is E8M0:
+        return (_integers(case, name, 120, 128, shape) - 60 * (case.family == "dead")).to(torch.uint8).view(dtype)
+    scale = data.scales(case.label(name), "randn", shape)
+    if dtype is torch.float8_e4m3fn:
+        return _integers(case, name, *((1, 24) if case.family == "dead" else (40, 100)), shape).to(torch.uint8).view(dtype)
+    return (scale * (2.0**-10 if case.family == "dead" else 4.0)).to(dtype)
+
+
+def _groups(case: Case) -> int:
+    """Scales of a column; the scheme is the length of a group, or ``column``."""
+    return 1 if case.scheme == "column" else max(1, case["k"] // int(case.scheme))
+
+
+def _indexed(case: Case, rows: int) -> dict[str, Tensor]:
+    if case.option("order") != "1":
+        return {}
+    each = torch.arange(case["k"], device="cpu") * rows // case["k"]
+    order = torch.argsort(_integers(case, "order", 0, 1 << 30, (case["k"],)))
+    return {"g_idx": each[order].to(torch.int32)}
+
+
+def _awq(case: Case) -> dict[str, Tensor]:
+    n, k, g, (dtype,) = case["n"] // 8 * 8, case["k"], _groups(case), case.operand_dtypes
+    inputs = {"qweight": awq_words(_integers(case, "q", 0, 16, (k, n))), "scales": _scales(case, "s", (g, n), dtype)}
+    zeros = awq_words(_integers(case, "z", 0, 16, (g, n)))
+    if case.contract == "awq_dequantize":
+        return inputs | {"zeros": zeros}
+    return {"input": _activations(case, dtype), **inputs, "qzeros": zeros}
+
+
+def _gptq(case: Case) -> dict[str, Tensor]:
+    n, k, g, bit = case["n"] // 32 * 32, case["k"] // 32 * 32, _groups(case), int(case.option("bit") or 4)
+    return {
+        "a": _activations(case, torch.float16)[:, :k],
+        "b_q_weight": words(_integers(case, "q", 0, 1 << bit, (k, n)), bit),
+        "b_gptq_qzeros": words(_integers(case, "z", 0, 1 << bit, (n, g)), bit).t().contiguous(),
+        "b_gptq_scales": _scales(case, "s", (g, n), torch.float16),
+        **_indexed(case, g),
+    }
+
+
+def _typed(case: Case, default: str) -> tuple[str, Tensor]:
+    name = case.option("type") or default
+    bits, _, fmt = TYPES[name]
+    q = _integers(case, "q", 0, 1 << bits, (case["k"], case["n"]))
+    if fmt is not None and bits == 8:
+        q = torch.where(q % 128 == 127, q - 1, q)  # no NaN
+    if case.family == "exact" and bits == 8:  # values of one or two bits beside the middle
+        q = 128 + q % 3 if fmt is None else q % 2 * 56 + q // 2 % 2 * 128
+    return name, q.to(torch.uint8)
+
+
+def _marlin(case: Case) -> dict[str, Tensor]:
+    (dtype,), (name, q), n = case.operand_dtypes, _typed(case, "uint4b8"), case["n"]
+    block = {"16": torch.float8_e4m3fn, "32": E8M0}.get(case.scheme, dtype)
+    block = block if name == "float4_e2m1f" or (name == "float8_e4m3fn" and block is E8M0) else dtype
+    inputs = {"a": _activations(case, dtype), "b_q": q, "b_scales": _scales(case, "s", (_groups(case), n), block)}
+    if name in ("uint4", "uint8"):
+        low, high = ((128, 131) if name == "uint8" else (6, 9)) if case.family == "exact" else (0, 1 << TYPES[name][0])
+        zeros = _integers(case, "z", low, high, (_groups(case), n))
+        inputs["b_zeros"] = zeros.to(dtype) if case.option("zeros") == "float" else zeros.to(torch.uint8)
+    if block is torch.float8_e4m3fn:
+        inputs["global_scale"] = torch.tensor([0.5 if case.family == "exact" else 0.013], dtype=torch.float32)
+    if case.option("bias") == "1":
+        inputs["b_bias"] = _integers(case, "b", -4, 5, (n,)).to(dtype) if case.family == "exact" else data.normal(case.label("b"), (n,), dtype=dtype)
+    return inputs | _indexed(case, _groups(case))
+
+
+def _machete(case: Case) -> dict[str, Tensor]:
+    (dtype,), (name, q), m, n = case.operand_dtypes, _typed(case, "uint4b8"), case["m"], case["n"]
+    inputs = {"a": _activations(case, dtype), "b_q": q, "b_group_scales": _scales(case, "s", (_groups(case), n), dtype)}
+    if name in ("uint4", "uint8"):
+        middle = 8 if name == "uint4" else 129
+        zeros = _integers(case, "z", middle - 1, middle + 2, inputs["b_group_scales"].shape)
+        inputs["b_group_zeros"] = (-inputs["b_group_scales"].float() * zeros).to(dtype)
+    for key, size in (("b_channel_scales", n), ("a_token_scales", m)):
+        if case.option("scales") == "1":
+            inputs[key] = _scales(case, key, (size,), torch.float32)
+    return inputs
+
+
+def _nvfp4(case: Case) -> dict[str, Tensor]:
+    n, k = case["n"], case["k"]
+    inputs = {
+        "a": _activations(case, torch.bfloat16),
+        "b": pack(_integers(case, "q", 0, 16, (n, k + k % 2)).to(torch.uint8)),
+        "b_descale": _scales(case, "s", (n, -(-k // 16)), torch.float8_e4m3fn),
+    }
+    if case.option("alpha") == "1":
+        inputs["alpha"] = torch.tensor([2.0 if case.family == "exact" else 0.37], dtype=torch.float32)
+    return inputs
+
+
+def _types(case: Case) -> dict[str, object]:
+    return {"b_type": case.option("type") or "uint4b8"}
+
+
+def _bits(case: Case) -> dict[str, object]:
+    return {"bit": int(case.option("bit") or 4)}
+
+
+def _dtypes(case: Case) -> dict[str, object]:
+    return {}
+
+
+def _grammar(
+    build: Callable[[Case], dict[str, Tensor]], call: Callable[[Case], dict[str, object]], *,
+    dtypes: tuple[str, ...] = ("bf16", "f16"), schemes: tuple[str, ...] = ("32", "column"), domain: str = "",
+    options: Mapping[str, tuple[str, ...]] | None = None, shapes: tuple[str, ...] = ("m=5,n=32,k=64", "m=3,n=64,k=256"),
+) -> Grammar:  # fmt: skip
+    return Grammar(
+        ("m", "n", "k"), dtypes, schemes, FAMILIES, build, call, options or {}, shapes=shapes, domain=domain,
+    )  # fmt: skip
+
+
+NAMED = tuple(name for name in TYPES if name != "uint4b8")
+GRAMMARS: Mapping[str, Grammar] = {
+    "awq_dequantize": _grammar(_awq, _dtypes, dtypes=("f16", "bf16"), domain="n % 8 == 0, k % 32 == 0, m == 1", shapes=("m=1,n=32,k=64",)),
+    "awq_gemm": _grammar(_awq, _dtypes, dtypes=("f16", "bf16"), domain="n % 8 == 0, k % 32 == 0"),
+    "gptq_gemm": _grammar(
+        _gptq, _bits, dtypes=("f16",), domain="n % 32 == 0, k % 32 == 0",
+        options={"bit": ("2", "3", "8"), "order": ("1",)},
+    ),
+    "marlin_gemm": _grammar(
+        _marlin, _types, domain="k % 32 == 0",
+        options={"type": NAMED, "zeros": ("float",), "bias": ("1",), "order": ("1",)},
+        schemes=("32", "16", "column"),
+    ),
+    "machete_mm": _grammar(
+        _machete, _types, domain="k % 32 == 0",
+        options={"type": ("uint4", "uint8", "uint8b128"), "scales": ("1",)},
+    ),
+    "mm_bf16_fp4": _grammar(_nvfp4, _dtypes, dtypes=("bf16",), schemes=("16",), domain="k % 16 == 0", options={"alpha": ("1",)}),
+}  # fmt: skip  # a table, one row a line
+GOLDENS = ()
