@@ -14,6 +14,8 @@ Not covered: sparse (2:4) weights, activations of 8 bits but for their tiles, co
 
 from __future__ import annotations
 
+import math
+
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -174,3 +176,71 @@ def _rounded(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     high, low = two_sum(x, y)
     low = torch.where(torch.isfinite(high), low, 0.0)
     return decode(pair_to_dtype(high, low, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))
+
+
+# --- weights and scales as kernels take them ----------------------------------------------------------------
+
+
+def gptq_shuffle(packed: Tensor, perm: Tensor | None, *, bit: int) -> Tensor:
+    """GPTQ's int32 words ``[W, N]`` with the rows of the codes in the order ``perm`` (``[K]``, None: as they are), and
+    the codes of a word in the order in which exllama's kernels take pairs; of the same shape and dtype, no NaN.
+
+    Of 3 bits the even ones of ten codes lie in the low half of a word, the odd ones in the high half, and bits 15 and
+    31 of the three words are those of codes 30 and 31."""
+    codes = fields(packed, bit)
+    codes = codes if perm is None else codes[perm.to(torch.int64)]
+    if bit != 3:
+        order = PAIRS[bit] if bit < 8 else tuple(range(4))
+        return words(reordered(codes.t(), order).t(), bit)
+    each = codes.reshape(-1, WORD, codes.shape[1])
+    made = []
+    for word in range(3):
+        ten = each[:, 10 * word : 10 * word + 10]
+        halves = [sum((ten[:, 2 * i + odd] << 3 * i for i in range(5)), each[:, 30 + odd] >> word << 15 & 1 << 15) for odd in (0, 1)]
+        made.append(signed(halves[0] | halves[1] << 16))
+    return torch.stack(made, dim=1).reshape(packed.shape)
+
+
+SCALES = tuple(i + 8 * j for i in range(8) for j in range(8))
+SINGLE = tuple(2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25))
+"""Columns of 64 scales of groups, and of 32 scales of columns, in the order of Marlin's threads."""
+
+
+def marlin_permute_scales(s: Tensor, *, size_k: int, group_size: int, is_a_8bit: bool) -> Tensor:
+    """Scales ``[G, N]`` in Marlin's order, of the same shape and dtype; NaN is moved like any other."""
+    grouped = group_size not in (-1,) and group_size < size_k and not is_a_8bit
+    return reordered(s, SCALES if grouped else SINGLE)
+
+
+def marlin_permute_bias(s: Tensor) -> Tensor:
+    """A bias, any shape whose elements are a multiple of 32, in Marlin's order; NaN is moved like any other."""
+    return reordered(s.reshape(1, -1), SINGLE).reshape(s.shape)
+
+
+def marlin_zero_points(zp: Tensor, *, num_bits: int, is_a_8bit: bool) -> Tensor:
+    """Zero points ``[G, N]``, int32, in Marlin's words: int32 ``[G, N * num_bits / 32]``. There is no NaN."""
+    placed = reordered(zp.to(torch.int64), SCALES)
+    return words((placed if is_a_8bit else reordered(placed, PAIRS[num_bits])).t(), num_bits).t().contiguous()
+
+
+def awq_to_marlin_zero_points(packed: Tensor, *, num_bits: int, is_a_8bit: bool) -> Tensor:
+    """:func:`marlin_zero_points` of AWQ's int32 words ``[G, C]``; int32 of their shape, no NaN."""
+    return marlin_zero_points(awq_fields(packed, num_bits), num_bits=num_bits, is_a_8bit=is_a_8bit)
+
+
+def nvfp4_marlin_scales(scales: Tensor, factor: float) -> Tensor:
+    """Bytes S0E5M3, as float8_e4m3fn ``[R, C]``, of NVFP4's scales ``[R, C]`` (values of E4M3 in 16 bits) times
+    ``factor``: the top of the bits of ``scale * factor * 2^7`` in float16 shifted left, which is 0 below 2, columns 1
+    and 2 of every four exchanged. NaN is not expected."""
+    value = decode(reordered(scales, (0, 2, 1, 3))) * factor * 128.0
+    exponent = torch.frexp(value)[1] - 1
+    fraction = torch.round(value / torch.exp2(exponent.to(torch.float64)) * 8 - 8)
+    code = (exponent + 15) * 8 + fraction.to(torch.int64)
+    return torch.where(value < 2, 0, code).to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def lift_of(scales: Tensor) -> float:
+    """The power of two by which NVFP4's scales, any shape, may be multiplied so that none passes 448; 1 of zeros. NaN
+    is not expected."""
+    top = float(decode(scales).max())
+    return 2.0 ** (math.frexp(448 / top)[1] - 1) if 0 < top < 448 else 1.0

@@ -22,6 +22,11 @@ def _integers(case: Case, name: str, low: int, high: int, shape: tuple[int, ...]
     return torch.from_numpy(case.stream(name).integers(low, high, shape)).to(torch.int64)
 
 
+def _whole(extent: int, unit: int) -> int:
+    """The multiple of ``unit`` at or above an extent: words hold whole ones."""
+    return -(-extent // unit) * unit
+
+
 def _activations(case: Case, dtype: torch.dtype) -> Tensor:
     m, k = case["m"], case["k"]
     if case.family == "exact":  # few terms, so that the sums stay below 2^8 in steps of 1
@@ -57,7 +62,7 @@ def _indexed(case: Case, rows: int) -> dict[str, Tensor]:
 
 
 def _awq(case: Case) -> dict[str, Tensor]:
-    n, k, g, (dtype,) = case["n"] // 8 * 8, case["k"], _groups(case), case.operand_dtypes
+    n, k, g, (dtype,) = _whole(case["n"], 8), case["k"], _groups(case), case.operand_dtypes
     inputs = {"qweight": awq_words(_integers(case, "q", 0, 16, (k, n))), "scales": _scales(case, "s", (g, n), dtype)}
     zeros = awq_words(_integers(case, "z", 0, 16, (g, n)))
     if case.contract == "awq_dequantize":
@@ -66,9 +71,9 @@ def _awq(case: Case) -> dict[str, Tensor]:
 
 
 def _gptq(case: Case) -> dict[str, Tensor]:
-    n, k, g, bit = case["n"] // 32 * 32, case["k"] // 32 * 32, _groups(case), int(case.option("bit") or 4)
+    n, k, g, bit = _whole(case["n"], 32), _whole(case["k"], 32), _groups(case), int(case.option("bit") or 4)
     return {
-        "a": _activations(case, torch.float16)[:, :k],
+        "a": _activations(case, torch.float16),
         "b_q_weight": words(_integers(case, "q", 0, 1 << bit, (k, n)), bit),
         "b_gptq_qzeros": words(_integers(case, "z", 0, 1 << bit, (n, g)), bit).t().contiguous(),
         "b_gptq_scales": _scales(case, "s", (g, n), torch.float16),
@@ -143,15 +148,89 @@ def _dtypes(case: Case) -> dict[str, object]:
 def _grammar(
     build: Callable[[Case], dict[str, Tensor]], call: Callable[[Case], dict[str, object]], *,
     dtypes: tuple[str, ...] = ("bf16", "f16"), schemes: tuple[str, ...] = ("32", "column"), domain: str = "",
-    options: Mapping[str, tuple[str, ...]] | None = None, shapes: tuple[str, ...] = ("m=5,n=32,k=64", "m=3,n=64,k=256"),
+    options: Mapping[str, tuple[str, ...]] | None = None, shapes: tuple[str, ...] = ("m=5,n=32,k=64", "m=3,n=64,k=256"), extra: tuple[str, ...] = (),
 ) -> Grammar:  # fmt: skip
     return Grammar(
         ("m", "n", "k"), dtypes, schemes, FAMILIES, build, call, options or {}, shapes=shapes, domain=domain,
+        extra=extra,
     )  # fmt: skip
 
 
+# --- layouts ------------------------------------------------------------------------------------------------
+
+
+def _order(case: Case, name: str, k: int) -> dict[str, Tensor]:
+    order = torch.argsort(_integers(case, "order", 0, 1 << 30, (k,)))
+    return {name: order.to(torch.int32)} if case.option("order") == "1" else {}
+
+
+def _shuffle(case: Case) -> dict[str, Tensor]:
+    k, n, bit = _whole(case["m"], 32), case["k"], int(case.option("bit") or 4)
+    return {"q_weight": words(_integers(case, "q", 0, 1 << bit, (k, n)), bit), **_order(case, "q_perm", k)}
+
+
+def _repack(case: Case) -> dict[str, Tensor]:
+    k, n, bits = _whole(case["m"], 32), _whole(case["k"], 64), int(case.option("bits") or 4)
+    codes = _integers(case, "q", 0, 1 << bits, (k, n))
+    if case.contract == "awq_marlin_repack":
+        return {"b_q_weight": awq_words(codes, bits)}
+    return {"b_q_weight": words(codes, bits), **_order(case, "perm", k)}
+
+
+def _rows(case: Case) -> dict[str, Tensor]:
+    m, n, bits = case["m"], case["k"], int(case.option("bits") or 4)
+    n = _whole(n, 64) if "zero_points" in case.contract else n
+    if case.contract == "pack_fp8_to_int32":
+        return {"fp8_tensor": data.operand(case.label("q"), "codes", m, n, dtype=torch.float8_e4m3fn, side="b")}
+    if "zero_points" in case.contract:
+        zeros = _integers(case, "z", 0, 1 << bits, (m, n))
+        return {"q_zp_packed": awq_words(zeros, bits)} if "awq" in case.contract else {"zp": zeros.to(torch.int32)}
+    (dtype,) = case.operand_dtypes
+    if case.contract == "marlin_permute_bias":
+        return {"s": data.normal(case.label("b"), (n,), dtype=dtype)}
+    name = {"marlin_permute_scales": "s", "nvfp4_marlin_process_scales": "marlin_scales"}.get(case.contract, "scales")
+    scale = _scales(case, name, (m, n), torch.float8_e4m3fn if name == "marlin_scales" else dtype)
+    return {name: scale.to(torch.float32).to(dtype)}
+
+
+def _ordered(case: Case) -> dict[str, object]:
+    options: dict[str, object] = {}
+    if case.contract == "gptq_shuffle":
+        return {"bit": int(case.option("bit") or 4)}
+    if "repack" in case.contract or "zero_points" in case.contract:
+        options["num_bits"] = int(case.option("bits") or 4)
+    if case.option("eight") == "1":
+        options["is_a_8bit"] = True
+    if case.contract == "marlin_permute_scales" and case.scheme != "column":
+        options["group_size"] = int(case.scheme)
+    return options
+
+
+def _layout(
+    build: Callable[[Case], dict[str, Tensor]], domain: str, *, dtypes: tuple[str, ...] = ("i32",),
+    schemes: tuple[str, ...] = ("-",), shapes: tuple[str, ...] = ("m=64,k=128",), families: tuple[str, ...] = ("randn",),
+    **options: tuple[str, ...],
+) -> Grammar:  # fmt: skip
+    return Grammar(("m", "k"), dtypes, schemes, families, build, _ordered, options, shapes=shapes, domain=domain)
+
+
+WORDS, ONE, TENS = {"bits": ("8",), "eight": ("1",)}, ("1",), ("bf16", "f16")
+LAYOUTS: Mapping[str, Grammar] = {
+    "gptq_shuffle": _layout(_shuffle, "m % 32 == 0", bit=("2", "3", "8"), order=ONE),
+    "gptq_marlin_repack": _layout(_repack, "m % 32 == 0, k % 64 == 0", **WORDS, order=ONE),
+    "awq_marlin_repack": _layout(_repack, "m % 32 == 0, k % 64 == 0", **WORDS),
+    "marlin_permute_scales": _layout(
+        _rows, "k % 64 == 0", dtypes=TENS, schemes=("32", "column"), shapes=("m=4,k=128",), eight=ONE,
+    ),
+    "marlin_permute_bias": _layout(_rows, "k % 32 == 0, m == 1", dtypes=TENS, shapes=("m=1,k=96",)),
+    "marlin_zero_points": _layout(_rows, "k % 64 == 0", shapes=("m=3,k=128",), **WORDS),
+    "awq_to_marlin_zero_points": _layout(_rows, "k % 64 == 0", shapes=("m=3,k=128",), **WORDS),
+    "nvfp4_marlin_process_scales": _layout(_rows, "k % 4 == 0", dtypes=TENS, shapes=("m=3,k=32",), families=("randn", "dead")),
+    "fp8_fused_exponent_bias_into_scales": _layout(_rows, "", dtypes=TENS, shapes=("m=3,k=32",), families=("randn", "dead")),
+    "pack_fp8_to_int32": _layout(_rows, "m % 4 == 0, k % 4 == 0", dtypes=("e4m3",), shapes=("m=8,k=12",)),
+}  # fmt: skip  # a table, one row a line
 NAMED = tuple(name for name in TYPES if name != "uint4b8")
-GRAMMARS: Mapping[str, Grammar] = {
+PRODUCTS: Mapping[str, Grammar] = {
     "awq_dequantize": _grammar(_awq, _dtypes, dtypes=("f16", "bf16"), domain="n % 8 == 0, k % 32 == 0, m == 1", shapes=("m=1,n=32,k=64",)),
     "awq_gemm": _grammar(_awq, _dtypes, dtypes=("f16", "bf16"), domain="n % 8 == 0, k % 32 == 0"),
     "gptq_gemm": _grammar(
@@ -166,7 +245,9 @@ GRAMMARS: Mapping[str, Grammar] = {
     "machete_mm": _grammar(
         _machete, _types, domain="k % 32 == 0",
         options={"type": ("uint4", "uint8", "uint8b128"), "scales": ("1",)},
+        extra=("bf16/32/m=2,n=32,k=1088/family=randn/seed=1",),
     ),
     "mm_bf16_fp4": _grammar(_nvfp4, _dtypes, dtypes=("bf16",), schemes=("16",), domain="k % 16 == 0", options={"alpha": ("1",)}),
 }  # fmt: skip  # a table, one row a line
+GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **LAYOUTS}
 GOLDENS = ()
