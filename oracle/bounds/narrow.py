@@ -29,9 +29,7 @@ def roundings_of(count: int, dtype: torch.dtype) -> float:
     return float((1 + 2.0 ** -of_dtype(dtype).precision) ** count - 1)
 
 
-def narrow_bound(
-    product: ScaledProduct, dtype: torch.dtype, roundings: int, reach: Tensor | None = None
-) -> Interval:
+def narrow_bound(product: ScaledProduct, dtype: torch.dtype, roundings: int, reach: Tensor | None = None) -> Interval:
     """The interval of ``product``, without scales, whose terms meet at most ``roundings`` roundings to ``dtype``.
 
     ``reach``: what a partial sum may reach that is scaled later, float64 ``[M, N]``. Float64 ``[M, N]``, symmetric; NaN

@@ -15,7 +15,6 @@ Not covered: sparse (2:4) weights, activations of 8 bits but for their tiles, co
 from __future__ import annotations
 
 import math
-
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -172,8 +171,7 @@ class Weights:
 
 def _rounded(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """``x + y`` rounded once to ``dtype``, float64 of the broadcast shape."""
-    x, y = torch.broadcast_tensors(x, y)
-    high, low = two_sum(x, y)
+    high, low = two_sum(x + torch.zeros_like(y), y + torch.zeros_like(x))
     low = torch.where(torch.isfinite(high), low, 0.0)
     return decode(pair_to_dtype(high, low, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))
 
@@ -196,7 +194,10 @@ def gptq_shuffle(packed: Tensor, perm: Tensor | None, *, bit: int) -> Tensor:
     made = []
     for word in range(3):
         ten = each[:, 10 * word : 10 * word + 10]
-        halves = [sum((ten[:, 2 * i + odd] << 3 * i for i in range(5)), each[:, 30 + odd] >> word << 15 & 1 << 15) for odd in (0, 1)]
+        halves = [
+            sum((ten[:, 2 * i + odd] << 3 * i for i in range(5)), each[:, 30 + odd] >> word << 15 & 1 << 15)
+            for odd in (0, 1)
+        ]
         made.append(signed(halves[0] | halves[1] << 16))
     return torch.stack(made, dim=1).reshape(packed.shape)
 

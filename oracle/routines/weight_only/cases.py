@@ -1,5 +1,6 @@
-"""Cases of weight-only products. ``exact`` ones have whole activations and scales that are powers of two, so that no sum
-rounds in either dtype and one value of each element is right; ``dead`` ones have scales near the least of their format.
+"""Cases of weight-only products and layouts. ``exact`` ones have whole activations and scales that are powers of two:
+no sum rounds in either dtype, and one value of each element is right. ``dead`` ones have scales near the least of their
+format.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oracle.routines import data
-from oracle.routines.case import DTYPES, Case, Grammar
+from oracle.routines.case import Case, Grammar
 from oracle.routines.mx.contract import pack
 from oracle.routines.weight_only.kernels import E8M0, TYPES
 from oracle.truth.weight_only import awq_words, words
@@ -44,7 +45,9 @@ def _scales(case: Case, name: str, shape: tuple[int, ...], dtype: torch.dtype) -
         return (_integers(case, name, 120, 128, shape) - 60 * (case.family == "dead")).to(torch.uint8).view(dtype)
     scale = data.scales(case.label(name), "randn", shape)
     if dtype is torch.float8_e4m3fn:
-        return _integers(case, name, *((1, 24) if case.family == "dead" else (40, 100)), shape).to(torch.uint8).view(dtype)
+        return (
+            _integers(case, name, *((1, 24) if case.family == "dead" else (40, 100)), shape).to(torch.uint8).view(dtype)
+        )
     return (scale * (2.0**-10 if case.family == "dead" else 4.0)).to(dtype)
 
 
@@ -104,7 +107,11 @@ def _marlin(case: Case) -> dict[str, Tensor]:
     if block is torch.float8_e4m3fn:
         inputs["global_scale"] = torch.tensor([0.5 if case.family == "exact" else 0.013], dtype=torch.float32)
     if case.option("bias") == "1":
-        inputs["b_bias"] = _integers(case, "b", -4, 5, (n,)).to(dtype) if case.family == "exact" else data.normal(case.label("b"), (n,), dtype=dtype)
+        inputs["b_bias"] = (
+            _integers(case, "b", -4, 5, (n,)).to(dtype)
+            if case.family == "exact"
+            else data.normal(case.label("b"), (n,), dtype=dtype)
+        )
     return inputs | _indexed(case, _groups(case))
 
 
@@ -148,7 +155,8 @@ def _dtypes(case: Case) -> dict[str, object]:
 def _grammar(
     build: Callable[[Case], dict[str, Tensor]], call: Callable[[Case], dict[str, object]], *,
     dtypes: tuple[str, ...] = ("bf16", "f16"), schemes: tuple[str, ...] = ("32", "column"), domain: str = "",
-    options: Mapping[str, tuple[str, ...]] | None = None, shapes: tuple[str, ...] = ("m=5,n=32,k=64", "m=3,n=64,k=256"), extra: tuple[str, ...] = (),
+    options: Mapping[str, tuple[str, ...]] | None = None, shapes: tuple[str, ...] = ("m=5,n=32,k=64",
+        "m=3,n=64,k=256"), extra: tuple[str, ...] = (),
 ) -> Grammar:  # fmt: skip
     return Grammar(
         ("m", "n", "k"), dtypes, schemes, FAMILIES, build, call, options or {}, shapes=shapes, domain=domain,
@@ -188,8 +196,11 @@ def _rows(case: Case) -> dict[str, Tensor]:
     (dtype,) = case.operand_dtypes
     if case.contract == "marlin_permute_bias":
         return {"s": data.normal(case.label("b"), (n,), dtype=dtype)}
-    name = {"marlin_permute_scales": "s", "nvfp4_marlin_process_scales": "marlin_scales"}.get(case.contract, "scales")
-    scale = _scales(case, name, (m, n), torch.float8_e4m3fn if name == "marlin_scales" else dtype)
+    name = {
+        "marlin_permute_scales": "s",
+    }.get(case.contract, "marlin_scales" if "process" in case.contract else "scales")
+    of = {"nvfp4_marlin_process_scales": torch.float8_e4m3fn, "mxfp4_marlin_process_scales": E8M0}
+    scale = _scales(case, name, (m, n), of.get(case.contract, dtype))
     return {name: scale.to(torch.float32).to(dtype)}
 
 
@@ -208,7 +219,8 @@ def _ordered(case: Case) -> dict[str, object]:
 
 def _layout(
     build: Callable[[Case], dict[str, Tensor]], domain: str, *, dtypes: tuple[str, ...] = ("i32",),
-    schemes: tuple[str, ...] = ("-",), shapes: tuple[str, ...] = ("m=64,k=128",), families: tuple[str, ...] = ("randn",),
+    schemes: tuple[str, ...] = ("-",), shapes: tuple[str, ...] = ("m=64,k=128",),
+    families: tuple[str, ...] = ("randn",),
     **options: tuple[str, ...],
 ) -> Grammar:  # fmt: skip
     return Grammar(("m", "k"), dtypes, schemes, families, build, _ordered, options, shapes=shapes, domain=domain)
@@ -225,13 +237,18 @@ LAYOUTS: Mapping[str, Grammar] = {
     "marlin_permute_bias": _layout(_rows, "k % 32 == 0, m == 1", dtypes=TENS, shapes=("m=1,k=96",)),
     "marlin_zero_points": _layout(_rows, "k % 64 == 0", shapes=("m=3,k=128",), **WORDS),
     "awq_to_marlin_zero_points": _layout(_rows, "k % 64 == 0", shapes=("m=3,k=128",), **WORDS),
-    "nvfp4_marlin_process_scales": _layout(_rows, "k % 4 == 0", dtypes=TENS, shapes=("m=3,k=32",), families=("randn", "dead")),
-    "fp8_fused_exponent_bias_into_scales": _layout(_rows, "", dtypes=TENS, shapes=("m=3,k=32",), families=("randn", "dead")),
+    "nvfp4_marlin_process_scales": _layout(_rows,
+        "k % 4 == 0", dtypes=TENS, shapes=("m=3,k=32",), families=("randn", "dead")),
+    "mxfp4_marlin_process_scales": _layout(_rows, "k % 4 == 0", dtypes=TENS, shapes=("m=3,k=32",), eight=ONE),
+    "fp8_fused_exponent_bias_into_scales": _layout(_rows,
+        "", dtypes=TENS, shapes=("m=3,k=32",), families=("randn", "dead")),
     "pack_fp8_to_int32": _layout(_rows, "m % 4 == 0, k % 4 == 0", dtypes=("e4m3",), shapes=("m=8,k=12",)),
 }  # fmt: skip  # a table, one row a line
 NAMED = tuple(name for name in TYPES if name != "uint4b8")
 PRODUCTS: Mapping[str, Grammar] = {
-    "awq_dequantize": _grammar(_awq, _dtypes, dtypes=("f16", "bf16"), domain="n % 8 == 0, k % 32 == 0, m == 1", shapes=("m=1,n=32,k=64",)),
+    "awq_dequantize": _grammar(
+        _awq, _dtypes, dtypes=("f16", "bf16"), domain="n % 8 == 0, k % 32 == 0, m == 1", shapes=("m=1,n=32,k=64",),
+    ),
     "awq_gemm": _grammar(_awq, _dtypes, dtypes=("f16", "bf16"), domain="n % 8 == 0, k % 32 == 0"),
     "gptq_gemm": _grammar(
         _gptq, _bits, dtypes=("f16",), domain="n % 32 == 0, k % 32 == 0",
@@ -247,7 +264,9 @@ PRODUCTS: Mapping[str, Grammar] = {
         options={"type": ("uint4", "uint8", "uint8b128"), "scales": ("1",)},
         extra=("bf16/32/m=2,n=32,k=1088/family=randn/seed=1",),
     ),
-    "mm_bf16_fp4": _grammar(_nvfp4, _dtypes, dtypes=("bf16",), schemes=("16",), domain="k % 16 == 0", options={"alpha": ("1",)}),
+    "mm_bf16_fp4": _grammar(
+        _nvfp4, _dtypes, dtypes=("bf16",), schemes=("16",), domain="k % 16 == 0", options={"alpha": ("1",)},
+    ),
 }  # fmt: skip  # a table, one row a line
 GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **LAYOUTS}
 GOLDENS = ()

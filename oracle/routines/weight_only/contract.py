@@ -99,8 +99,8 @@ class Way:
 
 
 class WeightOnly(Contract):
-    """``out[m, n] = steps(sum_k a[m, k] * w[k, n])`` with ``w[k, n] = RN((q[k, n] - z[g, n]) * s[g, n])`` in the dtype T
-    of ``a``; ``g`` is the group of row ``k``, ``k // (K / G)`` unless the call gives it. Codes, zero points and their
+    """``out[m, n] = steps(sum_k a[m, k] * w[k, n])`` with ``w[k, n] = RN((q[k, n] - z[g, n]) * s[g, n])`` in the dtype
+    T of ``a``; ``g`` is the group of row ``k``, ``k // (K / G)`` unless the call gives it. Codes, zero points and their
     difference are exact. Sums are in float32: in any order, or by the accumulator of a tensor core with K cut anywhere.
     The result is rounded to T to nearest even, infinite beyond its range. A NaN or infinite scale is multiplied as IEEE
     arithmetic does; where a partial sum may overflow nothing is claimed; -0 equals +0."""

@@ -20,7 +20,16 @@ from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faul
 from oracle.routines.ideas import fields, pairs_swapped, rolled
 from oracle.routines.traits import of_class, takes
 from oracle.routines.weight_only.contract import Plan, Step, WeightOnly
-from oracle.routines.weight_only.kernels import TYPES, Awq, AwqDequantize, GptqGemm, MacheteMm, MarlinGemm, MmBf16Fp4, Typed
+from oracle.routines.weight_only.kernels import (
+    TYPES,
+    Awq,
+    AwqDequantize,
+    GptqGemm,
+    MacheteMm,
+    MarlinGemm,
+    MmBf16Fp4,
+    Typed,
+)
 from oracle.truth.weight_only import Form, Weights
 from oracle.verdict.sets import rounded_to
 
@@ -79,21 +88,32 @@ def _last_unscaled(w: Weights) -> Weights:
     return replace(w, scale=torch.cat([w.scale[:-1], torch.ones_like(w.scale[-1:])]))
 
 
+def _many(call: Call) -> bool:
+    w = plan_of(call).weights
+    return w.scale is not None and w.scale.shape[0] ** 2 > len(w.group)
+
+
+beyond = need(_many, "there are no more groups than rows in one")
+indexed = need(lambda call: "g_idx" in call.inputs, "no g_idx is given")
+e4m3 = need(lambda call: any(x.dtype is torch.float8_e4m3fn for x in call.inputs.values()), "no scale is E4M3")
 fault(
     "weight: {}",
     INDEX,
     needs=both(scaled, several),
     over=(
-        way("scale and zero point of the next group", lambda w: replace(w, group=(w.group + 1) % (w.group.max() + 1)), seen="sglang 38573"),
+        way("scale and zero point of the next group", lambda w: replace(w, group=(w.group + 1) % (w.group.max() + 1)),
+            seen="sglang 38573"),
         way("those of group 0 throughout", lambda w: replace(w, group=0 * w.group), seen="sglang PR 20819"),
         way("groups twice as long", _wide, seen="sglang PR 38633"),
         way("groups of other lengths than one run", lambda w: replace(w, group=w.group.sort().values), seen="vllm 7374",
-            needs=need(lambda call: "g_idx" in call.inputs, "no g_idx is given")),
-        way("groups in the order of the inverse permutation", lambda w: replace(w, group=w.group[w.group.argsort(stable=True).argsort()]), seen="sglang 36822",
-            needs=need(lambda call: "g_idx" in call.inputs, "no g_idx is given")),
+            needs=indexed),
+        way("groups in the order of the inverse permutation",
+            lambda w: replace(w, group=w.group[w.group.argsort(stable=True).argsort()]), seen="sglang 36822",
+            needs=indexed),
         way("scale of the last group left out", _last_unscaled, seen="pytorch/FBGEMM 6159", family=VALUE),
         way("scale of a group beyond the length of a group read as 0", _beyond, seen="vllm PR 9212",
-            needs=both(scaled, need(lambda call: (w := plan_of(call).weights).scale is not None and w.scale.shape[0] ** 2 > len(w.group), "there are no more groups than rows in one"))),
+            needs=both(scaled,
+                beyond)),
     ),
     recipe=weights,
     same_if=EQUAL,
@@ -107,9 +127,11 @@ fault(
         way("scale dropped", torch.ones_like, seen="sglang PR 31529"),
         way("scale of the next column", rolled(-1, 1), seen="NVIDIA/cutlass 2087", family=INDEX),
         way("scale applied twice", lambda s: s * s, seen="unsloth PR 6978"),
-        way("mantissa of the scale left out", lambda s: torch.exp2(torch.frexp(s)[1].to(torch.float64) - 1), seen="vllm PR 22399"),
-        way("scales below 2^-6 flushed", lambda s: torch.where(s.abs() < 2.0**-6, 0.0, s), seen="vllm PR 34577", on=of_class(MarlinGemm, MmBf16Fp4),
-            needs=both(scaled, need(lambda call: any(x.dtype is torch.float8_e4m3fn for x in call.inputs.values()), "no scale is E4M3"))),
+        way("mantissa of the scale left out", lambda s: torch.exp2(torch.frexp(s)[1].to(torch.float64) - 1),
+            seen="vllm PR 22399"),
+        way("scales below 2^-6 flushed", lambda s: torch.where(s.abs() < 2.0**-6, 0.0, s), seen="vllm PR 34577",
+            on=of_class(MarlinGemm, MmBf16Fp4),
+            needs=both(scaled, e4m3)),
     ),
     recipe=lambda change: of("scale", change),
     same_if=EQUAL,
@@ -125,7 +147,8 @@ fault(
         way("zero point one less", lambda z: z - 1, seen="vllm PR 26092"),
         way("zero point one more", lambda z: z + 1, seen="vllm PR 38966"),
         way("zero point added", torch.neg, seen=MINE + "the sign of the other convention"),
-        way("zero point of the next column", rolled(-1, 1), seen=MINE + "a column of scales beside another of zero points", family=INDEX),
+        way("zero point of the next column", rolled(-1, 1),
+            seen=MINE + "a column of scales beside another of zero points", family=INDEX),
         way("zero point of the next group", rolled(-1), seen="sglang 38573", family=INDEX, needs=both(zeroed, several)),
     ),
     recipe=lambda change: of("zero", change),
@@ -160,13 +183,19 @@ fault(
     "weight: {}",
     MOVEMENT,
     over=(
-        way("codes of two rows exchanged", lambda q: pairs_swapped(q.t().contiguous()).t(), seen="vLLM csrc/quantization/marlin", needs=need(lambda call: plan_of(call).weights.codes.shape[0] % 2 == 0, "K is odd")),
+        way("codes of two rows exchanged", lambda q: pairs_swapped(q.t().contiguous()).t(),
+            seen="vLLM csrc/quantization/marlin",
+            needs=need(lambda call: plan_of(call).weights.codes.shape[0] % 2 == 0, "K is odd")),
         way("eight rows in reverse order", _reversed, seen="vLLM csrc/quantization/gptq/qdq_4.cuh"),
         way("codes of the next row", rolled(-1), seen=MINE + "an offset of one row"),
         way("codes of the next column", rolled(-1, 1), seen=MINE + "an offset of one column"),
-        way("last 16 rows read as 0", lambda q: torch.where(torch.arange(len(q), device=q.device)[:, None] < len(q) - 16, q, 0.0), seen="pytorch/FBGEMM 6159"),
-        way("AWQ's words in plain order", _eights((0, 2, 4, 6, 1, 3, 5, 7)), seen="vLLM csrc/quantization/awq/dequantize.cuh", on=of_class(Awq)),
-        way("AWQ's order the other way round", _eights((0, 2, 4, 6, 1, 3, 5, 7)[::-1]), seen=MINE + "most significant nibble first", on=of_class(Awq)),
+        way("last 16 rows read as 0",
+            lambda q: torch.where(torch.arange(len(q), device=q.device)[:, None] < len(q) - 16, q, 0.0),
+            seen="pytorch/FBGEMM 6159"),
+        way("AWQ's words in plain order", _eights((0, 2, 4, 6, 1, 3, 5, 7)),
+            seen="vLLM csrc/quantization/awq/dequantize.cuh", on=of_class(Awq)),
+        way("AWQ's order the other way round", _eights((0, 2, 4, 6, 1, 3, 5, 7)[::-1]),
+            seen=MINE + "most significant nibble first", on=of_class(Awq)),
     ),
     recipe=lambda change: of("codes", change),
     same_if=EQUAL,
@@ -190,11 +219,15 @@ fault(
     "weight: {}",
     CAST,
     over=(
-        way("bias of the code left out", lambda call, q: q + _type(call)[1], seen="vLLM scalar_type.py", on=of_class(Typed),
+        way("bias of the code left out", lambda call, q: q + _type(call)[1], seen="vLLM scalar_type.py",
+            on=of_class(Typed),
             needs=need(lambda call: _type(call)[1] > 0, "the type has no bias")),
-        way("codes read with a sign", _sign_extended, seen=MINE + "a field sign-extended", on=of_class(Typed), needs=integer),
-        way("E2M1 of 0.5 flushed", lambda call, q: torch.where(q.abs() == 0.5, 0.0, q), seen="flashinfer PR 3932", on=of_class(MarlinGemm, MmBf16Fp4), needs=two_bits),
-        way("E2M1 without its sign", lambda call, q: q.abs(), seen="flashinfer PR 3932", on=of_class(MarlinGemm, MmBf16Fp4), needs=two_bits),
+        way("codes read with a sign", _sign_extended, seen=MINE + "a field sign-extended", on=of_class(Typed),
+            needs=integer),
+        way("E2M1 of 0.5 flushed", lambda call, q: torch.where(q.abs() == 0.5, 0.0, q), seen="flashinfer PR 3932",
+            on=of_class(MarlinGemm, MmBf16Fp4), needs=two_bits),
+        way("E2M1 without its sign", lambda call, q: q.abs(), seen="flashinfer PR 3932",
+            on=of_class(MarlinGemm, MmBf16Fp4), needs=two_bits),
     ),
     recipe=lambda change: lambda call, plan: of("codes", lambda q: change(call, q))(plan),
     same_if=EQUAL,
@@ -213,7 +246,8 @@ fault(
     "weight: {}",
     CAST,
     over=(
-        way("not rounded to the dtype of the activations", fields(form=Form.EXACT), seen="TensorRT-LLM PR 14464", on=PRODUCTS - of_class(MacheteMm)),
+        way("not rounded to the dtype of the activations", fields(form=Form.EXACT), seen="TensorRT-LLM PR 14464",
+            on=PRODUCTS - of_class(MacheteMm)),
         way("truncated", _truncated, seen="vLLM csrc/quantization/marlin/dequant.h"),
     ),
     recipe=lambda change: change,
@@ -229,6 +263,13 @@ def without(place: Callable[[Step], bool]) -> Callable[[Plan], Plan]:
     return lambda plan: replace(plan, steps=tuple(step for step in plan.steps if step.by is None or not place(step)))
 
 
+def by(place: Callable[[Step], bool], change: Callable[[Tensor], Tensor]) -> Callable[[Plan], Plan]:
+    """RECIPE: another factor or summand."""
+    return lambda plan: replace(
+        plan, steps=tuple(replace(s, by=change(s.by)) if s.by is not None and place(s) else s for s in plan.steps)
+    )
+
+
 def _bias_first(plan: Plan) -> Plan:
     """The bias added in float32, one rounding behind it."""
     rest = [step for step in plan.steps if step.word != "plus"]
@@ -240,7 +281,9 @@ def _bias_first(plan: Plan) -> Plan:
 def _in_output(plan: Plan) -> Plan:
     """Float32 factors behind the cast, in the dtype of the output."""
     dtype = plan.steps[-1].dtype
-    return replace(plan, steps=(Step("store", dtype), *(replace(s, dtype=dtype) for s in plan.steps if s.by is not None)))
+    return replace(
+        plan, steps=(Step("store", dtype), *(replace(s, dtype=dtype) for s in plan.steps if s.by is not None))
+    )
 
 
 def step(holds: Callable[[Step], bool], otherwise: str) -> WhyNot:
@@ -265,13 +308,17 @@ fault(
     needs=factor,
     over=(
         way("factor behind the sum left out", without(times), seen="TensorRT-LLM PR 14199"),
-        way("factor behind the sum applied twice", lambda p: replace(p, steps=tuple(replace(s, by=s.by * s.by) if s.by is not None and times(s) else s for s in p.steps)), seen="unsloth PR 6978"),
-        way("factor of the next column or row", lambda p: replace(p, steps=tuple(replace(s, by=s.by.roll(-1, 0)) if s.by is not None and times(s) else s for s in p.steps)), seen="NVIDIA/cutlass 2154", family=INDEX),
+        way("factor behind the sum applied twice",
+            by(times, lambda x: x * x), seen="unsloth PR 6978"),
+        way("factor of the next column or row",
+            by(times, rolled(-1)), seen="NVIDIA/cutlass 2154", family=INDEX),
         way("float32 factors behind the cast", _in_output, seen="vllm PR 37135", family=ARITHMETIC,
             needs=step(lambda s: times(s) and s.dtype is torch.float32, "no factor is in float32")),
         way("bias left out", without(plus), seen="vllm PR 43694", on=of_class(MarlinGemm), needs=summand),
-        way("bias of the next column", lambda p: replace(p, steps=tuple(replace(s, by=s.by.roll(-1)) if s.by is not None and plus(s) else s for s in p.steps)), seen="vLLM marlin_permute_bias", on=of_class(MarlinGemm), needs=summand, family=INDEX),
-        way("bias added before the cast", _bias_first, seen="NUMERICS.md 1.7", on=of_class(MarlinGemm), needs=summand, family=ARITHMETIC),
+        way("bias of the next column", by(plus, rolled(-1)), seen="vLLM marlin_permute_bias", on=of_class(MarlinGemm),
+            needs=summand, family=INDEX),
+        way("bias added before the cast", _bias_first, seen="NUMERICS.md 1.7", on=of_class(MarlinGemm), needs=summand,
+            family=ARITHMETIC),
     ),
     recipe=lambda change: change,
     same_if=EQUAL,
@@ -298,15 +345,18 @@ def _narrow(call: Call, out: Tensor) -> Tensor:
     return rounded_to(total, out.dtype)
 
 
-rows = need(lambda call: call.contract.outputs(call)["out"].shape[0] > 1, "one row")
+rows = need(lambda call: call.truth["out"].shape[0] > 1, "one row")
 fault(
     "product: {}",
     MOVEMENT,
     on=MULTIPLIED,
     over=(
         way("rows of the output shifted by one", lambda call, out: out.roll(1, 0), seen="flashinfer 4396", needs=rows),
-        way("first row repeated", lambda call, out: out[:1].expand(out.shape).contiguous(), seen="flashinfer PR 2716", needs=rows),
-        way("last 8 columns not written", lambda call, out: torch.cat([out[:, :-8], torch.zeros_like(out[:, -8:])], dim=1), seen="kernels-community 1153"),
+        way("first row repeated", lambda call, out: out[:1].expand(out.shape).contiguous(), seen="flashinfer PR 2716",
+            needs=rows),
+        way("last 8 columns not written",
+            lambda call, out: torch.cat([out[:, :-8], torch.zeros_like(out[:, -8:])], dim=1),
+            seen="kernels-community 1153"),
         way("output one part in 128 low", lambda call, out: _truncating(out), seen="NUMERICS.md 1.7", family=CAST),
         way("partial sums of 16 rows in the dtype of the activations", _narrow, seen="DeepGEMM 37", family=ARITHMETIC),
     ),

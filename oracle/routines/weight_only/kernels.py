@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oracle.errors import DtypeError, InputError, OptionError, ShapeError
 from oracle.numbers.formats import E2M1, E4M3FN, Format, decode
-from oracle.routines.base import E4M3, F32, INTEGERS, Call, Inputs, Options, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Call, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.mx.contract import unpack
 from oracle.routines.traits import Kind
 from oracle.routines.weight_only.contract import Plan, Step, Way, WeightOnly, groups
@@ -38,7 +38,9 @@ TYPES: dict[str, tuple[int, int, Format | None]] = {
     "float4_e2m1f": (4, 0, E2M1),
 }
 """By name of a type: bits of a code, what is taken off it, and its format where it is no integer."""
-G_IDX = TensorSpec("g_idx", Kind.IDS, INTEGERS, ("K",), "group of each row, act-order; absent: equal runs", optional=True)
+G_IDX = TensorSpec(
+    "g_idx", Kind.IDS, INTEGERS, ("K",), "group of each row, act-order; absent: equal runs", optional=True
+)
 
 
 def by_index(inputs: Inputs, k: int, rows: int) -> Tensor:
@@ -208,7 +210,11 @@ def steps_of(dtype: torch.dtype, *by: tuple[str, torch.dtype, Tensor | None]) ->
     """The steps that are there, the store in ``dtype`` behind those of float32."""
     present = [Step(word, of, x) for word, of, x in by if x is not None]
     store = [Step("store", dtype)]
-    return (*(s for s in present if s.dtype is torch.float32), *store, *(s for s in present if s.dtype is not torch.float32))
+    return (
+        *(s for s in present if s.dtype is torch.float32),
+        *store,
+        *(s for s in present if s.dtype is not torch.float32),
+    )
 
 
 @register
@@ -243,12 +249,23 @@ class MarlinGemm(Typed):
     def refuse(self, inputs: Inputs, options: Options) -> None:
         dtype, name, scales = inputs["a"].dtype, str(options["b_type"]), inputs["b_scales"]
         micro = {torch.float8_e4m3fn: 16, E8M0: 32}.get(scales.dtype)
-        if other := [k for k in ("b_scales", "b_zeros", "b_bias") if k in inputs and inputs[k].dtype in HALVES and inputs[k].dtype != dtype]:
+        if other := [
+            k
+            for k in ("b_scales", "b_zeros", "b_bias")
+            if k in inputs and inputs[k].dtype in HALVES and inputs[k].dtype != dtype
+        ]:
             raise DtypeError(f"{other[0]} is {inputs[other[0]].dtype}, a is {dtype}; pass one dtype")
-        if micro is None and name == "float4_e2m1f" or micro and name not in ("float4_e2m1f", "float8_e4m3fn")[: micro // 16]:
+        if (
+            micro is None
+            and name == "float4_e2m1f"
+            or micro
+            and name not in ("float4_e2m1f", "float8_e4m3fn")[: micro // 16]
+        ):
             raise DtypeError(f"b_scales of {name} are {scales.dtype}; E4M3 or E8M0 for float4_e2m1f, else {dtype}")
         if micro and (scales.shape[0] * micro != inputs["a"].shape[1] or "g_idx" in inputs):
-            raise ShapeError(f"{scales.dtype} scales are those of {micro} rows each, in order; K={inputs['a'].shape[1]}")
+            raise ShapeError(
+                f"{scales.dtype} scales are those of {micro} rows each, in order; K={inputs['a'].shape[1]}"
+            )
         if scales.dtype is E8M0 and dtype is not torch.bfloat16:
             raise DtypeError("E8M0 scales go with bfloat16 activations")
         if scales.dtype is torch.float8_e4m3fn and bool((scales.view(torch.uint8) >> 7).any()):
@@ -271,10 +288,11 @@ class MarlinGemm(Typed):
         return Weights(codes, scale, points, by_index(inputs, codes.shape[0], inputs["b_scales"].shape[0]))
 
     def steps(self, inputs: Inputs, options: Options) -> tuple[Step, ...]:
-        t, get = inputs["a"].dtype, lambda name: decode(inputs[name]) if name in inputs else None
+        t = inputs["a"].dtype
+        factor, bias = (decode(inputs[n]) if n in inputs else None for n in ("global_scale", "b_bias"))
         column = decode(inputs["b_scales"])[0] if self.behind(inputs, options) else None
         wide = torch.float32 if TYPES[str(options["b_type"])][0] == 8 else t
-        return steps_of(t, ("times", torch.float32, get("global_scale")), ("times", wide, column), ("plus", t, get("b_bias")))
+        return steps_of(t, ("times", torch.float32, factor), ("times", wide, column), ("plus", t, bias))
 
     def ways(self, inputs: Inputs, options: Options) -> list[Way]:
         zero = inputs.get("b_zeros")
@@ -312,7 +330,9 @@ class MacheteMm(Typed):
         for name in ("b_group_scales", "b_group_zeros"):
             if name in inputs and inputs[name].dtype != inputs["a"].dtype:
                 raise DtypeError(f"{name} is {inputs[name].dtype}, a is {inputs['a'].dtype}; pass one dtype")
-        if "b_group_zeros" in inputs and ("b_group_scales" not in inputs or str(options["b_type"]) not in ("uint4", "uint8")):
+        if "b_group_zeros" in inputs and (
+            "b_group_scales" not in inputs or str(options["b_type"]) not in ("uint4", "uint8")
+        ):
             raise OptionError("b_group_zeros go with b_group_scales and with uint4 or uint8")
         groups(inputs["a"].shape[1], inputs["b_group_scales"].shape[0] if "b_group_scales" in inputs else 1)
 
@@ -332,8 +352,8 @@ class MacheteMm(Typed):
 
 @register
 class MmBf16Fp4(WeightOnly):
-    """E2M1 codes lie two in a byte, the even column in the low nibble, along K; times their E4M3 scale they are exact in
-    bfloat16. ``f32(sum * alpha)``, rounded once. No scale has its sign bit set."""
+    """E2M1 codes lie two in a byte, the even column in the low nibble, along K; times their E4M3 scale they are exact
+    in bfloat16. ``f32(sum * alpha)``, rounded once. No scale has its sign bit set."""
 
     name = "mm_bf16_fp4"
     summary = "bfloat16 activations times NVFP4 weights, dequantised exactly, alpha"

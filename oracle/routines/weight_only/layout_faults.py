@@ -1,6 +1,6 @@
 """Faults of the order of weight-only weights, scales and zero points.
 
-The right kernel is the reference; a fault changes what it reads (READ), its options (OPTIONS) or what it writes (WRITE).
+The right kernel is the reference; a fault changes what it reads (READ), its options (OPTIONS) or its output (WRITE).
 
 Source: the threads and files that each declaration names (``seen``).
 """
@@ -62,7 +62,9 @@ fault(
     seen=f"{MARLIN}/gptq_marlin_repack.cu",
     on=takes("is_a_8bit") & ORDERED,
     options=flipped("is_a_8bit"),
-    needs=need(lambda call: _admits(call), "the extents are not whole tiles of both, or scales of groups have one order"),
+    needs=need(
+        lambda call: _admits(call), "the extents are not whole tiles of both, or scales of groups have one order"
+    ),
     same_if=EQUAL,
 )
 
@@ -90,7 +92,9 @@ def _turned(order: Callable[[int], list[int]]) -> Callable[[Tensor, int], Tensor
 
 
 not_three = need(lambda call: call.resolved.get("bit") != 3, "three words hold 32 codes")
-reordered = need(lambda call: call.resolved.get("bit") != 8 and not call.resolved.get("is_a_8bit"), "no order is applied")
+reordered = need(
+    lambda call: call.resolved.get("bit") != 8 and not call.resolved.get("is_a_8bit"), "no order is applied"
+)
 fault(
     "order of weights: {}",
     MOVEMENT,
@@ -98,9 +102,12 @@ fault(
     needs=not_three,
     over=(
         way("fields of a word in reverse", lambda n: list(range(n))[::-1], seen=MINE + "most significant field first"),
-        way("even and odd codes not parted", lambda n: [i // 2 + i % 2 * (n // 2) for i in range(n)], seen="vLLM csrc/quantization/gptq/qdq_4.cuh",
+        way("even and odd codes not parted", lambda n: [i // 2 + i % 2 * (n // 2) for i in range(n)],
+            seen="vLLM csrc/quantization/gptq/qdq_4.cuh",
             on=REPACK | SHUFFLE | ZEROS, needs=both(not_three, reordered)),
-        way("odd codes first", lambda n: [*range(n // 2, n), *range(n // 2)], seen="vLLM csrc/quantization/gptq/qdq_4.cuh", on=REPACK | SHUFFLE | ZEROS, needs=both(not_three, reordered)),
+        way("odd codes first", lambda n: [*range(n // 2, n), *range(n // 2)],
+            seen="vLLM csrc/quantization/gptq/qdq_4.cuh", on=REPACK | SHUFFLE | ZEROS,
+            needs=both(not_three, reordered)),
     ),
     write=lambda order: _fields(_turned(order)),
     same_if=EQUAL,
@@ -127,7 +134,10 @@ fault(
 
 def _words_of(order: Callable[[Tensor], Tensor]) -> Change:
     """WRITE: the words of the tiles, ``[tiles, 32, n]``, n of each thread, in another order."""
-    return entry("out", lambda call, out: order(out.reshape(-1, 32, int(call.resolved["num_bits"]))).reshape(out.shape).contiguous())
+    return entry(
+        "out",
+        lambda call, out: order(out.reshape(-1, 32, int(call.resolved["num_bits"]))).reshape(out.shape).contiguous(),
+    )
 
 
 fault(
@@ -135,10 +145,12 @@ fault(
     MOVEMENT,
     on=REPACK,
     over=(
-        way("words of a warp one behind the other", lambda x: x.transpose(1, 2), seen=f"{MARLIN}/gptq_marlin_repack.cu"),
+        way("words of a warp one behind the other", lambda x: x.transpose(1, 2),
+            seen=f"{MARLIN}/gptq_marlin_repack.cu"),
         way("words of the next thread", lambda x: x.roll(-1, 1), seen=MINE + "an offset of one thread"),
         way("tiles in reverse", lambda x: x.flip(0), seen=MINE + "tiles down the columns",
-            needs=need(lambda call: call.truth["out"].numel() > 32 * int(call.resolved["num_bits"]), "there is one tile")),
+            needs=need(lambda call: call.truth["out"].numel() > 32 * int(call.resolved["num_bits"]),
+                "there is one tile")),
     ),
     write=_words_of,
     same_if=EQUAL,
@@ -158,8 +170,13 @@ fault(
     INDEX,
     seen="vLLM marlin_utils.py",
     on=of_class(layouts.MarlinPermuteScales),
-    options=lambda call, o: o | ({"group_size": -1} if 0 < int(o["group_size"]) < int(o["size_k"]) else {"group_size": 16, "size_k": 32}),
-    needs=need(lambda call: not call.resolved["is_a_8bit"] and call.inputs["s"].shape[1] % 64 == 0, "tiles of activations of 8 bits have one order"),
+    options=lambda call, o: (
+        o | ({"group_size": -1} if 0 < int(o["group_size"]) < int(o["size_k"]) else {"group_size": 16, "size_k": 32})
+    ),
+    needs=need(
+        lambda call: not call.resolved["is_a_8bit"] and call.inputs["s"].shape[1] % 64 == 0,
+        "tiles of activations of 8 bits have one order",
+    ),
     same_if=EQUAL,
 )
 fault(
@@ -180,6 +197,25 @@ def _unordered(x: Tensor, call: Call) -> Tensor:
     return truth.awq_words(truth.reordered(truth.awq_fields(x, bits), order), bits)
 
 
+MX = of_class(layouts.MxMarlinProcessScales)
+four = need(lambda call: not call.resolved["is_a_8bit"], "columns stay where they are")
+fault(
+    "E8M0 scales of Marlin: {}",
+    VALUE,
+    on=MX,
+    over=(
+        way("columns 1 and 2 of four not exchanged", lambda q: truth.reordered(q, (0, 2, 1, 3)),
+            seen=f"{MARLIN}/dequant.h", needs=four, family=INDEX),
+        way("exponent bias of E4M3 left out", lambda q: q - 6, seen=f"{MARLIN}/dequant.h",
+            needs=need(lambda call: call.resolved["is_a_8bit"], "no bias is applied")),
+        way("half of them", lambda q: q - 1, seen="triton PR 11737"),
+        way("scales of the next row", rolled(-1), seen="NVIDIA/cutlass 2087", family=INDEX,
+            needs=need(lambda call: call.truth["out"].shape[0] > 1, "one row")),
+    ),
+    write=lambda change: entry("out", lambda call, out: change(bits_of(out)).to(torch.uint8).view(out.dtype)),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line
+
 # --- values -------------------------------------------------------------------------------------------------
 
 NVFP4, FUSED = of_class(layouts.Nvfp4MarlinProcessScales), of_class(layouts.Fp8FusedExponentBias)
@@ -198,9 +234,12 @@ for name, family, seen, change, needs in (
     ("scales not lifted", VALUE, "vllm PR 37502", _unlifted, lifted),
     ("factor not published", VALUE, "vllm PR 47315", entry("factor", ones), lifted),
     ("inverse factor published", VALUE, "vllm PR 36297", entry("factor", lambda f: 1 / f), lifted),
-    ("columns 1 and 2 of four not exchanged", INDEX, f"{MARLIN}/dequant.h", _bytes(lambda q: truth.reordered(q, (0, 2, 1, 3))), always),
-    ("bytes of E4M3 kept", CAST, "vllm PR 34577", _bytes(lambda q: (q.to(torch.int64) - 64 - 7 * 8).clamp(min=0)), always),
-    ("least scales not flushed", CAST, "vllm PR 34577", _bytes(lambda q: torch.where(q == 0, 127, q.to(torch.int64))), need(lambda call: bool((bits_of(call.truth["out"]) == 0).any()), "no scale is flushed")),
+    ("columns 1 and 2 of four not exchanged", INDEX,
+        f"{MARLIN}/dequant.h", _bytes(lambda q: truth.reordered(q, (0, 2, 1, 3))), always),
+    ("bytes of E4M3 kept", CAST, "vllm PR 34577", _bytes(lambda q: (q.to(torch.int64) - 64 - 7 * 8).clamp(min=0)),
+        always),
+    ("least scales not flushed", CAST, "vllm PR 34577", _bytes(lambda q: torch.where(q == 0, 127, q.to(torch.int64))),
+        need(lambda call: bool((bits_of(call.truth["out"]) == 0).any()), "no scale is flushed")),
 ):  # fmt: skip  # a table, one row a line
     fault(f"NVFP4 scales of Marlin: {name}", family, seen=seen, on=NVFP4, write=change, needs=needs, same_if=EQUAL)
 

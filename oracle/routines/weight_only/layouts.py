@@ -54,8 +54,8 @@ def check_perm(perm: Tensor | None, k: int) -> None:
 class GptqShuffle(LayoutContract):
     """The rows of the codes come in the order ``q_perm``; then each word (three of 3 bits) is written anew. Of 2 and 4
     bits field ``i`` of a word holds its code ``2 i``, in the high half ``2 i + 1``. Of 3 bits word ``w`` of three holds
-    codes ``10 w + 2 i`` in bits ``3 i`` and ``10 w + 2 i + 1`` in bits ``16 + 3 i``, ``i`` below 5; bit ``w`` of code 30
-    is its bit 15, of code 31 its bit 31. Words of 8 bits stay. ``q_weight`` is written in place."""
+    codes ``10 w + 2 i`` in bits ``3 i`` and ``10 w + 2 i + 1`` in bits ``16 + 3 i``, ``i`` below 5; bit ``w`` of code
+    30 is its bit 15, of code 31 its bit 31. Words of 8 bits stay. ``q_weight`` is written in place."""
 
     name = "gptq_shuffle"
     dispatched = False
@@ -78,18 +78,14 @@ class GptqShuffle(LayoutContract):
         return {"q_weight": truth.gptq_shuffle(inputs["q_weight"], inputs.get("q_perm"), bit=int(options["bit"]))}
 
 
-TILES = """A tile is 16 rows by 64 columns, tiles row by row; it has 32 words of 4 for each thread ``t`` (of 8 bits 32 of
-    8). Word ``v`` of thread ``t`` has the codes of rows ``2 (t % 4) + (0, 1, 8, 9)`` of column ``16 v + t // 4``, then of
-    column ``16 v + t // 4 + 8``, in the order 0 2 4 6 1 3 5 7; of 8 bits word ``2 v`` has the first four and word ``2 v
-    + 1`` the others, in the order 0 2 1 3. With ``is_a_8bit`` a tile is 32 by 32, and thread ``t`` of word ``v`` has rows
-    ``4 (t % 4) + (0, 1, 2, 3)`` and those 16 below of column ``16 (v // 2) + 8 (v % 2) + t // 4``, in the order 0 4 1 5 2
-    6 3 7; of 8 bits in two words as they are."""
-
-
 class Repack(MarlinLayout):
-    """Codes as tiles of Marlin."""
+    """A tile is 16 rows by 64 columns, tiles row by row; it has 4 words for each of 32 threads ``t`` (of 8 bits 8).
+    Word ``v`` of thread ``t`` has the codes of rows ``2 (t % 4) + (0, 1, 8, 9)`` of column ``16 v + t // 4``, then of
+    column ``16 v + t // 4 + 8``, in the order 0 2 4 6 1 3 5 7; of 8 bits word ``2 v`` has the first four and word ``2 v
+    + 1`` the others, in the order 0 2 1 3. With ``is_a_8bit`` a tile is 32 by 32, and word ``v`` of thread ``t`` has
+    rows ``4 (t % 4) + (0, 1, 2, 3)`` and those 16 below of column ``16 (v // 2) + 8 (v % 2) + t // 4``, in the order 0
+    4 1 5 2 6 3 7; of 8 bits in two words as they are."""
 
-    __doc__ = TILES
     options: ClassVar[tuple[OptionSpec, ...]] = (BITS, EIGHT)
     shapes: ClassVar[dict[str, str]] = {"out": "[K / 16, N * num_bits / 2]"}
 
@@ -241,6 +237,29 @@ class Nvfp4MarlinProcessScales(MarlinLayout):
 
 
 @register
+class MxMarlinProcessScales(MarlinLayout):
+    """Powers of two as E8M0, columns 1 and 2 of every four exchanged; with ``is_a_8bit`` (E4M3 activations) in their
+    order, and 64 times as large: E2M1 is read as E4M3."""
+
+    name = "mxfp4_marlin_process_scales"
+    summary = "E8M0 scales in the order of Marlin's dequantisation"
+    source = "vLLM marlin_utils_fp4.py mxfp4_marlin_process_scales, marlin_utils_fp8.py mxfp8_marlin_process_scales"
+    inputs = (TensorSpec("marlin_scales", Kind.SCALES, HALVES, ("R", "N"), "powers of two"),)
+    options = (EIGHT,)
+    whole = 4
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        value = decode(inputs["marlin_scales"])
+        if not bool(((torch.frexp(value)[0] == 0.5) & (value < 2.0**122)).all()):
+            raise InputError("marlin_scales are powers of two below 2^122; pass those of E8M0 in 16 bits")
+
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        scale, eight = decode(inputs["marlin_scales"]), bool(options["is_a_8bit"])
+        placed = scale * 64 if eight else truth.reordered(scale, (0, 2, 1, 3))
+        return {"out": (torch.frexp(placed)[1] + 126).to(torch.uint8).view(torch.float8_e8m0fnu)}
+
+
+@register
 class Fp8FusedExponentBias(MarlinLayout):
     """``s * 2^120`` in bfloat16, ``s * 2^8`` in float16: the kernel reads E4M3's exponent as one of the wider format.
     Infinite beyond its range."""
@@ -260,8 +279,8 @@ class Fp8FusedExponentBias(MarlinLayout):
 
 @register
 class PackFp8ToInt32(LayoutContract):
-    """Four codes of consecutive rows of K a word, the first in the low byte: int32 ``[K / 4, N]`` of ``[K, N]``, or ``[N,
-    K / 4]`` of ``[N, K]`` where K comes last."""
+    """Four codes of consecutive rows of K a word, the first in the low byte: int32 ``[K / 4, N]`` of ``[K, N]``, or
+    ``[N, K / 4]`` of ``[N, K]`` where K comes last."""
 
     name = "pack_fp8_to_int32"
     dispatched = False

@@ -28,8 +28,10 @@ PRODUCTS = (
       for d, g, o, f in (("bf16", "32", "bias=1,order=1/", "randn"), ("f16", "column", "bias=1/", "randn"),
                          ("bf16", "32", "type=uint4/", "exact"), ("f16", "column", "type=uint4/", "randn"),
                          ("bf16", "column", "type=uint8b128/", "randn"), ("f16", "32", "type=uint8/", "exact"),
-                         ("bf16", "column", "type=float8_e4m3fn/", "randn"), ("bf16", "32", "type=float8_e4m3fn/", "dead"),
-                         ("f16", "16", "type=float4_e2m1f,bias=1/", "randn"), ("bf16", "32", "type=float4_e2m1f/", "randn"))),
+                         ("bf16", "column", "type=float8_e4m3fn/", "randn"), ("bf16", "32", "type=float8_e4m3fn/",
+                             "dead"),
+                         ("f16", "16", "type=float4_e2m1f,bias=1/", "randn"), ("bf16", "32", "type=float4_e2m1f/",
+                             "randn"))),
     *(f"machete_mm/{d}/{g}/m=2,n=8,k=64/{o}family={f}/seed=3"
       for d, g, o, f in (("bf16", "32", "", "randn"), ("f16", "32", "type=uint4/", "exact"),
                          ("bf16", "column", "type=uint8b128,scales=1/", "randn"))),
@@ -172,7 +174,8 @@ class TestCalls:
             ("marlin_gemm", marlin | {"global_scale": torch.ones(1)}, {}, OptionError, "global_scale"),
             ("gptq_gemm", gptq | {"g_idx": gptq["g_idx"] - 1}, {}, InputError, "-1"),
             ("gptq_gemm", gptq, {"bit": 8}, ShapeError, "16"),
-            ("mm_bf16_fp4", fp4 | {"b_descale": (-fp4["b_descale"].float()).to(torch.float8_e4m3fn)}, {}, InputError, "sign"),
+            ("mm_bf16_fp4", fp4 | {"b_descale": (-fp4["b_descale"].float()).to(torch.float8_e4m3fn)}, {}, InputError,
+                "sign"),
             ("gptq_shuffle", shuffle, {}, InputError, "permutation"),
             ("marlin_permute_bias", {"s": torch.ones(40).half()}, {}, ShapeError, "32"),
         )  # fmt: skip  # a table, one row a line

@@ -73,6 +73,13 @@ def product(
     return found
 
 
+def scale_rows(x: Array) -> list[list[Value]]:
+    """Those of E8M0 are powers of two."""
+    if x.dtype != "float8_e8m0fnu":
+        return x.rows()
+    return [[Fraction(2) ** (c - 127) for c in row] for row in x.code_rows()]
+
+
 def weight(q: Fraction, z: Fraction, s: Fraction, dtype: str) -> Fraction:
     return finite(number((q - z) * s, dtype))
 
@@ -81,7 +88,7 @@ def scaled(
     codes: list[list[Fraction]], scale: Array, zero: list[list[int]] | None, dtype: str, index: Array | None
 ) -> list[list[Fraction]]:
     """Columns of weights of rows ``[K][N]`` of codes."""
-    k, groups, s = len(codes), scale.shape[0], scale.rows()
+    k, groups, s = len(codes), scale.shape[0], scale_rows(scale)
     found = []
     for j in range(len(codes[0])):
         column = []
@@ -262,6 +269,18 @@ def nvfp4_scales(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     return {"out": found, "factor": [encode(factor, "float32")]}
 
 
+def powers(i: dict[str, Array], o: dict[str, object]) -> Codes:
+    found: Codes = []
+    for row in i["marlin_scales"].rows():
+        for at in range(0, len(row), 4):
+            for c in (0, 1, 2, 3) if o.get("is_a_8bit") else (0, 2, 1, 3):
+                value, code = finite(row[at + c]), 127 + (6 if o.get("is_a_8bit") else 0)
+                while value != 1:
+                    value, code = (value / 2, code + 1) if value > 1 else (value * 2, code - 1)
+                found.append(code)
+    return found
+
+
 def exponent_bias(i: dict[str, Array], o: dict[str, object]) -> Codes:
     t = i["scales"].dtype
     return [encode(number(finite(v) * 2 ** (120 if t == "bfloat16" else 8), t), t) for v in i["scales"].values()]
@@ -289,6 +308,7 @@ ROUTINES = {
     "marlin_zero_points": zeros,
     "awq_to_marlin_zero_points": zeros,
     "nvfp4_marlin_process_scales": nvfp4_scales,
+    "mxfp4_marlin_process_scales": powers,
     "fp8_fused_exponent_bias_into_scales": exponent_bias,
     "pack_fp8_to_int32": packed_fp8,
 }
