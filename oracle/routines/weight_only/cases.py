@@ -16,6 +16,8 @@ from oracle.routines.mx.contract import pack
 from oracle.routines.weight_only.kernels import E8M0, TYPES
 from oracle.truth.weight_only import awq_words, words
 
+UNITS = {2: 16, 3: 32, 4: 8, 8: 4}
+"""Codes of whole words, by their bits."""
 FAMILIES = ("randn", "exact", "outlier", "nan", "dead")
 
 
@@ -74,7 +76,8 @@ def _awq(case: Case) -> dict[str, Tensor]:
 
 
 def _gptq(case: Case) -> dict[str, Tensor]:
-    n, k, g, bit = _whole(case["n"], 32), _whole(case["k"], 32), _groups(case), int(case.option("bit") or 4)
+    g, bit = _groups(case), int(case.option("bit") or 4)
+    n, k = (_whole(case[name], UNITS[bit]) for name in "nk")
     return {
         "a": _activations(case, torch.float16),
         "b_q_weight": words(_integers(case, "q", 0, 1 << bit, (k, n)), bit),
@@ -173,12 +176,13 @@ def _order(case: Case, name: str, k: int) -> dict[str, Tensor]:
 
 
 def _shuffle(case: Case) -> dict[str, Tensor]:
-    k, n, bit = _whole(case["m"], 32), case["k"], int(case.option("bit") or 4)
+    n, bit = case["k"], int(case.option("bit") or 4)
+    k = _whole(case["m"], UNITS[bit])
     return {"q_weight": words(_integers(case, "q", 0, 1 << bit, (k, n)), bit), **_order(case, "q_perm", k)}
 
 
 def _repack(case: Case) -> dict[str, Tensor]:
-    k, n, bits = _whole(case["m"], 32), _whole(case["k"], 64), int(case.option("bits") or 4)
+    k, n, bits = _whole(case["m"], 16), _whole(case["k"], 64), int(case.option("bits") or 4)
     codes = _integers(case, "q", 0, 1 << bits, (k, n))
     if case.contract == "awq_marlin_repack":
         return {"b_q_weight": awq_words(codes, bits)}
@@ -269,4 +273,22 @@ PRODUCTS: Mapping[str, Grammar] = {
     ),
 }  # fmt: skip  # a table, one row a line
 GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **LAYOUTS}
-GOLDENS = ()
+GOLDENS = (
+    "awq_dequantize/f16/column/m=1,n=8,k=2/family=randn/seed=7",
+    "awq_gemm/f16/column/m=1,n=8,k=8/family=randn/seed=7",
+    "gptq_gemm/f16/column/m=1,n=8,k=8/order=1/family=randn/seed=7",
+    "marlin_gemm/bf16/column/m=1,n=3,k=8/bias=1/family=randn/seed=7",
+    "machete_mm/bf16/column/m=1,n=3,k=8/family=randn/seed=7",
+    "mm_bf16_fp4/bf16/16/m=1,n=3,k=16/alpha=1/family=randn/seed=7",
+    "gptq_shuffle/i32/-/m=8,k=2/order=1/family=randn/seed=7",
+    "gptq_marlin_repack/i32/-/m=16,k=64/family=randn/seed=7",
+    "awq_marlin_repack/i32/-/m=16,k=64/family=randn/seed=7",
+    "marlin_permute_scales/bf16/column/m=1,k=32/family=randn/seed=7",
+    "marlin_permute_bias/bf16/-/m=1,k=32/family=randn/seed=7",
+    "marlin_zero_points/i32/-/m=1,k=64/family=randn/seed=7",
+    "awq_to_marlin_zero_points/i32/-/m=1,k=64/family=randn/seed=7",
+    "nvfp4_marlin_process_scales/bf16/-/m=1,k=4/family=randn/seed=7",
+    "mxfp4_marlin_process_scales/bf16/-/m=1,k=4/family=randn/seed=7",
+    "fp8_fused_exponent_bias_into_scales/bf16/-/m=1,k=2/family=randn/seed=7",
+    "pack_fp8_to_int32/e4m3/-/m=4,k=2/family=randn/seed=7",
+)

@@ -148,6 +148,13 @@ class MarlinPermuteScales(MarlinLayout):
         OptionSpec("group_size", -1, (-1, 16, 32, 64, 128), "rows that share a scale; -1: all"),
         EIGHT,
     )
+    whole = 32
+
+    def columns(self, inputs: Inputs, options: Options) -> int:
+        n, group = inputs["s"].shape[1], int(options["group_size"])
+        if n % 64 and group != -1 and group < int(options["size_k"]) and not options["is_a_8bit"]:
+            raise ShapeError(f"{n} columns; scales of groups come in 64: pad N")
+        return n
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         size, group = int(options["size_k"]), int(options["group_size"])
