@@ -6,6 +6,7 @@ format.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,9 +16,11 @@ from oracle.routines.case import Case, Grammar
 from oracle.routines.mx.contract import pack
 from oracle.routines.weight_only.kernels import E8M0, TYPES
 from oracle.truth.weight_only import awq_words, words
+from oracle.verdict.sets import bits_of
 
 UNITS = {2: 16, 3: 32, 4: 8, 8: 4}
 """Codes of whole words, by their bits."""
+ONE = ("1",)
 FAMILIES = ("randn", "exact", "outlier", "nan", "dead")
 
 
@@ -167,6 +170,65 @@ def _grammar(
     )  # fmt: skip
 
 
+# --- experts ------------------------------------------------------------------------------------------------
+
+
+def _routed(case: Case) -> dict[str, Tensor]:
+    m, e = case["m"], case["g"]
+    ids = torch.stack([(_integers(case, "first", 0, e, (m,)) + i) % e for i in range(min(2, e))], dim=1).to(torch.int32)
+    if case.option("weights") != "1":
+        return {"topk_ids": ids}
+    weights = _scales(case, "w", tuple(ids.shape), torch.float32)
+    return {"topk_ids": ids, "topk_weights": weights}
+
+
+def _of_experts(case: Case) -> dict[str, Tensor]:
+    """The inputs of ``marlin_gemm`` for each expert, stacked but for the activations."""
+    each = [_marlin(replace(case, seed=1000 * case.seed + i)) for i in range(case["g"])]
+    stacked = {
+        name: torch.stack([bits_of(one[name]) for one in each]).view(each[0][name].dtype)
+        for name in each[0]
+        if name != "a"
+    }
+    if "global_scale" in stacked:
+        stacked["global_scale"] = stacked["global_scale"][:, 0]
+    return {"a": each[0]["a"], **stacked, **_routed(case)}
+
+
+def _wna16(case: Case) -> dict[str, Tensor]:
+    (dtype,), bit = case.operand_dtypes, int(case.option("bit") or 4)
+    n, k, e, s = _whole(case["n"], 2), _whole(case["k"], 2), case["g"], _groups(case)
+    middle = 8 if bit == 4 else 128
+    low, high = (middle - 2, middle + 3) if case.family == "exact" else (0, 1 << bit)
+    inputs = {
+        "input": _activations(case, dtype),
+        "b_qweight": _bytes(_integers(case, "q", low, high, (e, n, k)), bit),
+        "b_scales": _scales(case, "s", (e, n, s), dtype),
+        **_routed(case),
+    }
+    if case.option("zeros") == "1":
+        inputs["b_qzeros"] = _bytes(_integers(case, "z", low, high, (e, s, n)), bit).transpose(1, 2).contiguous()
+    return inputs
+
+
+def _bytes(codes: Tensor, bit: int) -> Tensor:
+    """The even of two codes in the low nibble."""
+    return (codes if bit == 8 else codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+
+
+EXPERTS: Mapping[str, Grammar] = {
+    "moe_wna16_marlin_gemm": Grammar(
+        ("m", "n", "k", "g"), ("bf16", "f16"), ("32", "16", "column"), FAMILIES, _of_experts,
+        lambda case: {"b_type": case.option("type") or "uint4b8"},
+        {"type": tuple(name for name in TYPES if name != "uint4b8"), "bias": ONE, "weights": ONE},
+        shapes=("m=5,n=16,k=64,g=4",), domain="k % 32 == 0",
+    ),
+    "moe_wna16_gemm": Grammar(
+        ("m", "n", "k", "g"), ("bf16", "f16"), ("32", "column"), FAMILIES, _wna16, _bits,
+        {"bit": ("8",), "zeros": ONE, "weights": ONE}, shapes=("m=5,n=16,k=64,g=4",), domain="k % 32 == 0, n % 2 == 0",
+    ),
+}  # fmt: skip  # a table, one row a line
+
 # --- layouts ------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +292,7 @@ def _layout(
     return Grammar(("m", "k"), dtypes, schemes, families, build, _ordered, options, shapes=shapes, domain=domain)
 
 
-WORDS, ONE, TENS = {"bits": ("8",), "eight": ("1",)}, ("1",), ("bf16", "f16")
+WORDS, TENS = {"bits": ("8",), "eight": ("1",)}, ("bf16", "f16")
 LAYOUTS: Mapping[str, Grammar] = {
     "gptq_shuffle": _layout(_shuffle, "m % 32 == 0", bit=("2", "3", "8"), order=ONE),
     "gptq_marlin_repack": _layout(_repack, "m % 32 == 0, k % 64 == 0", **WORDS, order=ONE),
@@ -272,7 +334,7 @@ PRODUCTS: Mapping[str, Grammar] = {
         _nvfp4, _dtypes, dtypes=("bf16",), schemes=("16",), domain="k % 16 == 0", options={"alpha": ("1",)},
     ),
 }  # fmt: skip  # a table, one row a line
-GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **LAYOUTS}
+GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **EXPERTS, **LAYOUTS}
 GOLDENS = (
     "awq_dequantize/f16/column/m=1,n=8,k=2/family=randn/seed=7",
     "awq_gemm/f16/column/m=1,n=8,k=8/family=randn/seed=7",
@@ -291,4 +353,6 @@ GOLDENS = (
     "mxfp4_marlin_process_scales/bf16/-/m=1,k=4/family=randn/seed=7",
     "fp8_fused_exponent_bias_into_scales/bf16/-/m=1,k=2/family=randn/seed=7",
     "pack_fp8_to_int32/e4m3/-/m=4,k=2/family=randn/seed=7",
+    "moe_wna16_marlin_gemm/bf16/column/m=2,n=3,k=4,g=2/weights=1/family=randn/seed=7",
+    "moe_wna16_gemm/bf16/column/m=2,n=2,k=4,g=2/weights=1/family=randn/seed=7",
 )

@@ -20,6 +20,7 @@ from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faul
 from oracle.routines.ideas import fields, pairs_swapped, rolled
 from oracle.routines.traits import of_class, takes
 from oracle.routines.weight_only.contract import Plan, Step, WeightOnly
+from oracle.routines.weight_only.experts import Experts, MoeWna16MarlinGemm
 from oracle.routines.weight_only.kernels import (
     TYPES,
     Awq,
@@ -325,6 +326,53 @@ fault(
     admissible_if=ABOVE,
 )  # fmt: skip  # a table, one row a line
 
+# --- experts ------------------------------------------------------------------------------------------------
+
+routed = need(lambda call: "topk_weights" in call.inputs, "there are no routing weights")
+
+
+def _next_expert(ids: Tensor) -> Tensor:
+    """Each expert replaced by the next one of the call."""
+    known = torch.unique(ids[ids >= 0])
+    at = torch.searchsorted(known, ids.clamp(min=int(known[0])))
+    return torch.where(ids >= 0, known[(at + 1) % len(known)].to(ids.dtype), ids)
+
+
+two = need(lambda call: len(torch.unique(call.inputs["topk_ids"])) > 1, "one expert is in use")
+fault(
+    "weight-only experts: {}",
+    MOVEMENT,
+    on=of_class(Experts),
+    over=(
+        way("weight of the next expert", entry("topk_ids", _next_expert), seen="flashinfer 3547", needs=two),
+        way("experts of the next token", entry("topk_ids", rolled(-1)), seen="vllm PR 43694", needs=two),
+        way("routing weight of the next token", entry("topk_weights", rolled(-1)), seen="vllm 48895", needs=routed),
+        way("routing weight left out", entry("topk_weights", lambda w: torch.ones_like(w)),
+            seen="TensorRT-LLM PR 14199", needs=routed),
+        way("routing weight applied twice", entry("topk_weights", lambda w: w * w),
+            seen=MINE + "multiplied here and in the sum", needs=routed),
+    ),
+    read=lambda change: change,
+    same_if=EQUAL,
+    admissible_if=ABOVE,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "weight-only experts: routing weight not rounded",
+    ARITHMETIC,
+    seen="vLLM csrc/moe/marlin_moe_wna16",
+    on=of_class(MoeWna16MarlinGemm),
+    needs=routed,
+    recipe=lambda call, plan: replace(
+        plan,
+        steps=(
+            *plan.steps[:-1],
+            replace(plan.steps[-1], by=decode(call.inputs["topk_weights"]).flatten()[plan.rows, None]),
+        ),
+    ),
+    same_if="every weight is a value of the dtype",
+    admissible_if=ABOVE,
+)
+
 # --- the output ---------------------------------------------------------------------------------------------
 
 
@@ -355,10 +403,11 @@ fault(
         way("first row repeated", lambda call, out: out[:1].expand(out.shape).contiguous(), seen="flashinfer PR 2716",
             needs=rows),
         way("last 8 columns not written",
-            lambda call, out: torch.cat([out[:, :-8], torch.zeros_like(out[:, -8:])], dim=1),
+            lambda call, out: torch.cat([out[..., :-8], torch.zeros_like(out[..., -8:])], dim=-1),
             seen="kernels-community 1153"),
         way("output one part in 128 low", lambda call, out: _truncating(out), seen="NUMERICS.md 1.7", family=CAST),
-        way("partial sums of 16 rows in the dtype of the activations", _narrow, seen="DeepGEMM 37", family=ARITHMETIC),
+        way("partial sums of 16 rows in the dtype of the activations", _narrow, seen="DeepGEMM 37", family=ARITHMETIC,
+            on=MULTIPLIED - of_class(Experts)),
     ),
     write=lambda change: entry("out", lambda call, out: change(call, out)),
     same_if=EQUAL,
