@@ -97,6 +97,7 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "vllm.model_executor.layers.quantization.torchao:*": RECORD,
         "vllm.model_executor.layers.quantization.utils.quant_utils:*quantize_weights": TRIED,
         "vllm.model_executor.layers.quantization.utils.quant_utils:*_pack": TRIED,
+        "vllm.model_executor.layers.quantization.utils.marlin_utils_fp8:marlin_quant_fp8_torch": TRIED,
         "vllm.model_executor.layers.quantization.utils.*_emulation_utils:*": TRIED,
         "vllm.model_executor.models.*:fast_topk": PICKS,
         "vllm.model_executor.models.*:transformers_moe_forward": RECORD,
@@ -106,6 +107,8 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "*:dsv3_router_gemm": PLAIN,
     },
     "sglang": {
+        "sglang.srt.layers.quantization.utils:gptq_quantize_weights": TRIED,
+        "sglang.srt.layers.quantization.marlin_utils_fp8:marlin_quant_fp8_torch": TRIED,
         "sglang.srt.eplb.*:*": PLACES,
         "sglang.jit_kernel.diffusion.*:*": MODULATES,
         "sglang.multimodal_gen.*:flash_attn_*": PLAIN,
@@ -218,6 +221,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "apply_mxfp8_marlin_linear": "marlin_gemm",
         "mxfp8_marlin_process_scales": "mxfp4_marlin_process_scales",
         "cutlass_encode_and_reorder_int4b_grouped": "cutlass_encode_and_reorder_int4b",
+        "marlin_gemm_moe": "moe_wna16_marlin_gemm",
+        "invoke_fused_moe_wna16_cuda_kernel": "moe_wna16_gemm",
+        "invoke_fused_moe_wna16_triton_kernel": "moe_wna16_gemm",
     },
     "sglang": {
         "cutlass_scaled_fp4_mm": "mm_fp4",

@@ -37,6 +37,12 @@ PRODUCTS = (
                          ("bf16", "column", "type=uint8b128,scales=1/", "randn"))),
     *(f"mm_bf16_fp4/bf16/16/m=2,n=8,k=64/{o}family={f}/seed=3"
       for o, f in (("", "randn"), ("alpha=1/", "randn"))),
+    *(f"moe_wna16_marlin_gemm/{d}/{g}/m=2,n=4,k=64,g=3/{o}family={f}/seed=3"
+      for d, g, o, f in (("bf16", "32", "weights=1/", "randn"), ("f16", "column", "bias=1,weights=1/", "randn"),
+                         ("bf16", "16", "type=float4_e2m1f/", "randn"))),
+    *(f"moe_wna16_gemm/{d}/{g}/m=2,n=4,k=64,g=3/{o}family={f}/seed=3"
+      for d, g, o, f in (("bf16", "32", "weights=1/", "randn"), ("f16", "column", "zeros=1,weights=1/", "exact"),
+                         ("f16", "32", "bit=8,zeros=1/", "exact"))),
 )  # fmt: skip  # a table, one row a line
 
 

@@ -5,6 +5,7 @@ None where the arithmetics in use give other codes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from tests.support.slow_oracle.numbers import Array, Value, decode, encode, rounded
@@ -181,6 +182,57 @@ def mm_bf16_fp4(i: dict[str, Array], o: dict[str, object]) -> Codes:
     return product(i["a"].rows(), w, [*alpha, ("store", "bfloat16", [])], "bfloat16")
 
 
+# --- experts ------------------------------------------------------------------------------------------------
+
+
+def part(x: Array, at: int) -> Array:
+    """One of the first axis."""
+    size = len(x.codes) // x.shape[0]
+    return Array(x.dtype, x.shape[1:] or (1,), x.codes[at * size : (at + 1) * size])
+
+
+def marlin_expert(i: dict[str, Array], o: dict[str, object], token: int, expert: int, w: Value | None) -> Codes:
+    names = ("b_q", "b_scales", "b_zeros", "global_scale", "b_bias")
+    row = part(i["a"], token)
+    each = {n: part(i[n], expert) for n in names if n in i}
+    found = marlin_gemm({"a": Array(row.dtype, (1, *row.shape), row.codes), **each}, o)
+    if w is None:
+        return found
+    t, made = row.dtype, []
+    for c in found:
+        value = None if c is None else decode(c, t)
+        made.append(encode(number(value * finite(number(w, t)), t), t) if isinstance(value, Fraction) else c)
+    return made  # type: ignore[return-value]
+
+
+def wna16_expert(i: dict[str, Array], o: dict[str, object], token: int, expert: int, w: Value | None) -> Codes:
+    bit, t = int(str(o["bit"])), i["input"].dtype
+    q, s = part(i["b_qweight"], expert).code_rows(), part(i["b_scales"], expert).rows()
+    z = part(i["b_qzeros"], expert).code_rows() if "b_qzeros" in i else None
+    columns_of = []
+    for n, row in enumerate(q):
+        codes = [c >> 4 * h & 15 for c in row for h in (0, 1)] if bit == 4 else row
+        column = []
+        for k, c in enumerate(codes):
+            g = k * len(s[n]) // len(codes)
+            zero = 8 if bit == 4 else 128
+            if z:
+                zero = z[n // 2][g] >> n % 2 * 4 & 15 if bit == 4 else z[n][g]
+            column.append(weight(Fraction(c), Fraction(zero), finite(s[n][g]), t))
+        columns_of.append(column)
+    steps: list[tuple[str, str, list[Fraction]]] = [("times", "float32", [finite(w)])] if w is not None else []
+    return product([part(i["input"], token).values()], columns_of, [*steps, ("store", t, [])], t)
+
+
+def experts(i: dict[str, Array], o: dict[str, object], one: Callable[..., Codes]) -> Codes:
+    found: Codes = []
+    top = i["topk_ids"].shape[1]
+    weights = i["topk_weights"].values() if "topk_weights" in i else None
+    for at, expert in enumerate(i["topk_ids"].codes):
+        found += one(i, o, at // top, expert, weights[at] if weights else None)
+    return found
+
+
 # --- layouts ------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +352,8 @@ ROUTINES = {
     "marlin_gemm": marlin_gemm,
     "machete_mm": machete_mm,
     "mm_bf16_fp4": mm_bf16_fp4,
+    "moe_wna16_marlin_gemm": lambda i, o: experts(i, o, marlin_expert),
+    "moe_wna16_gemm": lambda i, o: experts(i, o, wna16_expert),
     "gptq_shuffle": shuffled,
     "gptq_marlin_repack": lambda i, o: repacked(i, o, awq_words=False),
     "awq_marlin_repack": lambda i, o: repacked(i, o, awq_words=True),
