@@ -25,25 +25,15 @@ from torch import Tensor
 from . import checks
 from .errors import OptionError, shown
 from .mx_blocks import (
-    FP4_EMAX,
-    FP4_FRACTION,
-    FP4_MAX,
     FP8_ELEMENTS,
     MX_BLOCK,
-    NAN_BYTE,
     NVFP4_BLOCK,
-    block_amax,
     compiled_op,
     fp4_values,
     load_scale,
-    pack_nearest,
-    power,
+    quantised,
     scale_bytes,
-    shared_exponent,
-    split_blocks,
-    store_scale,
     times,
-    two_levels,
 )
 from .operators import empty
 from .verbs import verb
@@ -85,7 +75,7 @@ def nvfp4_fake(
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("cast", outputs=("q", "scale"), fake=mxfp8_fake)
+@verb("quant_mxfp8", outputs=("q", "scale"), fake=mxfp8_fake)
 def mxfp8_quantize(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
@@ -119,18 +109,11 @@ def mxfp8_quantize(
     checks.multiple("alignment", checks.positive("alignment", alignment), MX_BLOCK, "the elements that share a scale")
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_quantize", x, layout, rounding, element, alignment)
-    if behind := -x.shape[-1] % alignment:
-        checks.multiple("K", x.shape[-1], MX_BLOCK, f"{MX_BLOCK} elements share a scale; pad K")
-        x = torch.nn.functional.pad(x, (0, behind))
-    top, emax, fraction, dtype = FP8_ELEMENTS[element]
-    blocks = split_blocks(x, MX_BLOCK)
-    byte = shared_exponent(blocks, rounding, top, emax, fraction)
-    scaled = blocks * power(254 - byte)[..., None]
-    q = scaled.clamp(-top, top).masked_fill((byte == NAN_BYTE)[..., None], torch.nan).to(dtype)
-    return q.flatten(1), store_scale(byte, layout)
+    columns = x.shape[-1] + -x.shape[-1] % alignment
+    return quantised("quant_mxfp8", x, element, rounding=rounding, layout=layout, columns=columns)
 
 
-@verb("cast", outputs=("q", "scale"), fake=mxfp4_fake)
+@verb("quant_mxfp4", outputs=("q", "scale"), fake=mxfp4_fake)
 def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP4; parameters as of :func:`mxfp8_quantize`.
 
@@ -141,12 +124,10 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     """
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_quantize", x, layout, rounding)
-    blocks = split_blocks(x, MX_BLOCK)
-    byte = shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
-    return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
+    return quantised("quant_mxfp4", x, "e2m1", rounding=rounding, layout=layout)
 
 
-@verb("cast", contracts=("nvfp4_quantize", "scaled_fp4_quant"), outputs=("q", "scale"), fake=nvfp4_fake)
+@verb("quant_nvfp4", contracts=("nvfp4_quantize", "scaled_fp4_quant"), outputs=("q", "scale"), fake=nvfp4_fake)
 def nvfp4_quantize(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -182,9 +163,9 @@ def nvfp4_quantize(
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize", x, global_scale, layout, is_global_scale_inversed)
-    blocks, g = split_blocks(x, NVFP4_BLOCK), global_scale.reshape(-1, 1) if by_row else global_scale.reshape(())
-    scale, inverse = two_levels(block_amax(blocks), g, is_global_scale_inversed)
-    return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
+    return quantised(
+        "quant_nvfp4", x, "e2m1", layout=layout, global_scale=global_scale, inversed=is_global_scale_inversed
+    )
 
 
 @verb("cast")

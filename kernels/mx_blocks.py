@@ -17,9 +17,11 @@ from . import checks
 from .checks import WIDE
 from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
+from .routes import dtype_name, route
 
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 LINEAR = "linear"
+ROUNDINGS = ("rceil", "floor", "ceil", "even")
 HEIGHTS = {"128x4": 128, "8x4": 8}
 # Largest value, its exponent, and the fraction bits of an element format (OCP Microscaling Formats 1.0, 5.3).
 FP8_ELEMENTS = {"e4m3": (448.0, 8, 3, torch.float8_e4m3fn), "e5m2": (57344.0, 15, 2, torch.float8_e5m2)}
@@ -66,10 +68,65 @@ def split_blocks(x: Tensor, width: int) -> Tensor:
 
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """
+    whole_blocks(x, width)
+    return x.float().reshape(x.shape[0], x.shape[1] // width, width)
+
+
+def whole_blocks(x: Tensor, width: int) -> None:
+    """Refuse what is no matrix of whole blocks.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32. Raises DtypeError, InputError, LayoutError, ShapeError.
+    """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
     checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
-    return x.float().reshape(x.shape[0], x.shape[1] // width, width)
+
+
+def quantised(
+    op: str,
+    x: Tensor,
+    element: str,
+    *,
+    rounding: str = "rceil",
+    layout: str = "128x4",
+    columns: int | None = None,
+    global_scale: Tensor | None = None,
+    inversed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Codes and scale bytes of a matrix by the backend of the plan.
+
+    Parameters
+    ----------
+    op
+        ``quant_mxfp8``, ``quant_mxfp4`` or ``quant_nvfp4``.
+    x
+        ``[M, K]`` bf16, f16 or f32, of whole blocks.
+    element
+        ``e4m3``, ``e5m2`` or ``e2m1``, two codes a byte.
+    rounding, layout
+        As of :func:`kernels.mxfp8_quantize`.
+    columns
+        Of the codes, zeros behind the values; default ``K``.
+    global_scale
+        float32 ``[1]`` or ``[M]``: blocks of 16 under E4M3 scales (:func:`two_levels`, ``inversed``). None: blocks of
+        32 under E8M0 scales.
+
+    Returns
+    -------
+    q, scale
+        ``[M, columns]`` E4M3 or E5M2, or uint8 ``[M, columns / 2]``; uint8, ``[M, columns / width]`` or flat in tiles.
+
+    Raises
+    ------
+    DtypeError, InputError, LayoutError, OptionError, ShapeError
+    """
+    whole_blocks(x, MX_BLOCK if global_scale is None else NVFP4_BLOCK)
+    if rounding not in ROUNDINGS:
+        raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
+    if layout != LINEAR:
+        _tile(layout)
+    run = route(op, x.device, ("a_dtype", dtype_name(x.dtype))).quant_blocks
+    return run(x, element, rounding, layout, columns or x.shape[1], global_scale, inversed)
 
 
 def block_amax(blocks: Tensor) -> Tensor:
@@ -96,8 +153,8 @@ def shared_exponent(blocks: Tensor, rounding: str, top: float, emax: int, fracti
     if rounding == "even":
         rounded = bits + (1 << (22 - fraction))
         bits = torch.where(bits < INF_BITS, rounded, bits)
-    elif rounding not in ("floor", "ceil"):
-        raise OptionError(f"rounding={shown(rounding)}: there are rceil, floor, ceil, even")
+    elif rounding not in ROUNDINGS:
+        raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     step = (bits & 0x7FFFFF != 0).int() if rounding == "ceil" else 0
     return torch.where(bits < INF_BITS, ((bits >> 23) + step - emax).clamp(0, 254), NAN_BYTE)
 

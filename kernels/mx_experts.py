@@ -29,12 +29,9 @@ from .mx_blocks import (
     LINEAR,
     MX_BLOCK,
     NVFP4_BLOCK,
-    block_amax,
     compiled_op,
-    pack_nearest,
+    quantised,
     silu_product,
-    split_blocks,
-    two_levels,
 )
 from .operators import empty
 from .verbs import verb
@@ -204,9 +201,7 @@ def rows_of_scales(m: int, experts: int) -> int:
 
 def _nvfp4(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scale bytes of rows, each under its own global scale."""
-    blocks = split_blocks(x, NVFP4_BLOCK)
-    scale, inverse = two_levels(block_amax(blocks), g[:, None])
-    return pack_nearest(blocks * inverse[..., None]), scale
+    return quantised("quant_nvfp4", x, "e2m1", layout=LINEAR, global_scale=g)
 
 
 def _buffers(x: Tensor, mask: Tensor) -> tuple[int, int, int]:

@@ -31,6 +31,7 @@ from .mx_blocks import (
     FP4_MAX,
     FP4_VALUES,
     HEIGHTS,
+    LINEAR,
     MX_BLOCK,
     NAN_BYTE,
     NVFP4_BLOCK,
@@ -44,6 +45,7 @@ from .mx_blocks import (
     pack,
     pack_nearest,
     power,
+    quantised,
     scale_bytes,
     shared_exponent,
     silu_product,
@@ -450,8 +452,7 @@ def nvfp4_quantize_rht(
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize_rht", x, global_scale, layout, sign_mask)
-    blocks = split_blocks(hadamard_transform(x, sign_mask), NVFP4_BLOCK)
-    return _two_levels(blocks, global_scale.reshape(()), layout)
+    return _two_levels(hadamard_transform(x, sign_mask), global_scale, layout)
 
 
 def _encoded(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -461,9 +462,8 @@ def _encoded(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     return split_blocks(x, NVFP4_BLOCK), global_scale.reshape(())
 
 
-def _two_levels(blocks: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    scale, inverse = two_levels(block_amax(blocks), g)
-    return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
+def _two_levels(x: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    return quantised("quant_nvfp4", x, "e2m1", layout=layout, global_scale=g.reshape(1))
 
 
 # --- batches, shuffled rows, silu ---------------------------------------------------------------------------------
@@ -484,11 +484,11 @@ def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4
         raise OptionError(f"layout={shown(layout)}: there are {', '.join(HEIGHTS)}")
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_batched_quantize", x, global_scale, layout)
-    blocks, g = _encoded(x.flatten(0, 1), global_scale)
-    scale, inverse = two_levels(block_amax(blocks), g)
+    checks.scalar("global_scale", global_scale)
+    checks.same_device(x=x, global_scale=global_scale)
     batch, m, k = x.shape
-    tiles = swizzle_scale(scale.reshape(batch, m, -1), layout)
-    return pack_nearest(blocks * inverse[..., None]).reshape(batch, m, k // 2), tiles
+    q, scale = _two_levels(x.flatten(0, 1), global_scale, LINEAR)
+    return q.reshape(batch, m, k // 2), swizzle_scale(scale.reshape(batch, m, -1), layout)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)
@@ -503,9 +503,9 @@ def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Te
     checks.multiple("M", checks.rank("x", x, 2).shape[0], 32, "so many rows are permuted together; pad M")
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize_shuffled", x, global_scale)
-    blocks, g = _encoded(x, global_scale)
-    order = shuffled_rows(x.shape[0], device=x.device)
-    return _two_levels(blocks.index_select(0, order), g, "128x4")
+    checks.scalar("global_scale", global_scale)
+    checks.same_device(x=x, global_scale=global_scale)
+    return _two_levels(x.index_select(0, shuffled_rows(x.shape[0], device=x.device)), global_scale, "128x4")
 
 
 @verb("cast", outputs=("q", "scale"), fake=_silu_fake)
@@ -525,7 +525,7 @@ def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_nvfp4_quantize", x, global_scale, layout)
-    return _two_levels(split_blocks(silu_product(x), NVFP4_BLOCK), global_scale.reshape(()), layout)
+    return _two_levels(silu_product(x), global_scale, layout)
 
 
 # --- rows and FP8 -------------------------------------------------------------------------------------------------
@@ -573,7 +573,7 @@ def nvfp4_quantize_of_fp8(x: Tensor, global_scale: Tensor, layout: str = "128x4"
     g = global_scale.reshape(())
     checks.dtype("x", checks.rank("x", x, 2), torch.float8_e4m3fn)
     halves = (x.float() * (torch.ones_like(g) / g * 6.0)).to(torch.float16)
-    return _two_levels(split_blocks(halves, NVFP4_BLOCK), g, layout)
+    return _two_levels(halves, g, layout)
 
 
 @verb("cast", outputs=("q", "scale"), fake=mxfp4_fake)

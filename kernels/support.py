@@ -72,6 +72,8 @@ SGL_WORD = 4
 LEAST_1D1D = 33
 """Rows from which DeepGEMM chooses tiles of 64. Its sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
+BLOCK_QUANTISERS = ("quant_mxfp8", "quant_mxfp4", "quant_nvfp4")
+"""Quantisers whose blocks share a scale byte."""
 PLAIN_TORCH_ON_GPU = (
     "quant_tensor",
     "quant_token",
@@ -82,6 +84,7 @@ PLAIN_TORCH_ON_GPU = (
     "quant_norm",
     "quant_rope",
     "quant_cache",
+    *BLOCK_QUANTISERS,
     "cast",
     "layout",
 )

@@ -233,6 +233,9 @@ class Backend:
         _absent
     )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
+    quant_blocks: Callable[[Tensor, str, str, str, int, Tensor | None, bool], Pair] = _absent
+    """``(x, element, rounding, layout, columns, global_scale, inversed)``: blocks that share a scale byte
+    (:func:`kernels.mx_blocks.quantised`)."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -343,6 +346,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "quant_norm": (("norm_static", "norm_group"),),
     "quant_rope": (("rope",),),
     "quant_cache": (("cache_store", "cache_tiles", "cache_nvfp4", "cache_gather"),),
+    **{op: (("quant_blocks",),) for op in support.BLOCK_QUANTISERS},
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),

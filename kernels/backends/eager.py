@@ -16,6 +16,22 @@ from torch import Tensor
 from ..checks import FP8, FP8_MAX
 from ..errors import ValueRangeError
 from ..formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
+from ..mx_blocks import (
+    FP4_EMAX,
+    FP4_FRACTION,
+    FP4_MAX,
+    FP8_ELEMENTS,
+    MX_BLOCK,
+    NAN_BYTE,
+    NVFP4_BLOCK,
+    block_amax,
+    pack_nearest,
+    power,
+    shared_exponent,
+    split_blocks,
+    store_scale,
+    two_levels,
+)
 from ..records import Machine, Problem
 from ..support import BLOCK
 from . import eager_attention, eager_cache
@@ -683,6 +699,30 @@ def alignment() -> int:
     return BLOCK
 
 
+@no_autocast_no_grad
+def quant_blocks(
+    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
+) -> tuple[Tensor, Tensor]:
+    """Blocks that share a scale byte, by the formulas of :mod:`kernels.mx_blocks`.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    x = torch.nn.functional.pad(x, (0, columns - x.shape[1]))
+    if global_scale is not None:
+        blocks, g = split_blocks(x, NVFP4_BLOCK), global_scale.reshape(-1, 1)
+        scale, inverse = two_levels(block_amax(blocks), g, inversed)
+        return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
+    blocks = split_blocks(x, MX_BLOCK)
+    if element not in FP8_ELEMENTS:
+        byte = shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
+        return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
+    top, emax, fraction, dtype = FP8_ELEMENTS[element]
+    byte = shared_exponent(blocks, rounding, top, emax, fraction)
+    scaled = (blocks * power(254 - byte)[..., None]).clamp(-top, top)
+    q = scaled.masked_fill((byte == NAN_BYTE)[..., None], torch.nan).to(dtype)
+    return q.flatten(1), store_scale(byte, layout)
+
+
 BACKEND = Backend(
     name="eager",
     kernel=kernel,
@@ -691,6 +731,7 @@ BACKEND = Backend(
     quant_token=quant_token,
     quant_group=quant_group,
     quant_group_packed=quant_group_packed,
+    quant_blocks=quant_blocks,
     reciprocal_quantiser=reciprocal_quantiser,
     gated_static=gated_static,
     gated_group=gated_group,

@@ -21,8 +21,8 @@ from ..context import Memo
 from ..fast import torch as fast_torch
 from ..fast.triton import modes
 from ..records import Machine, Problem
-from ..support import BLOCK
-from . import triton_cache, triton_fused
+from ..support import BLOCK, BLOCK_QUANTISERS
+from . import triton_cache, triton_fused, triton_mx_quant
 from ._host import allocator, column_major, on_its_device
 from ._launch import ALIGNMENT, HIP, Launch, bits, imported, loads, power_of_two
 from .declaration import Allocate, Backend, Quantiser
@@ -43,6 +43,7 @@ def kernel(p: Problem, machine: Machine) -> str:
         "quant_norm": "norm_kernel",
         "quant_rope": "rope_kernel",
         "quant_cache": "store_kernel",
+        **dict.fromkeys(BLOCK_QUANTISERS, "block_kernel"),
     }.get(p.op, "tensor_kernel")
 
 
@@ -274,6 +275,7 @@ BACKEND = Backend(
     group_quantiser=group_quantiser,
     quant_group_packed=quant_group_packed,
     reciprocal_quantiser=reciprocal_quantiser,
+    quant_blocks=triton_mx_quant.quant_blocks,
     gated_static=triton_fused.gated_static,
     gated_group=triton_fused.gated_group,
     gated_group_bf16=triton_fused.gated_group_bf16,

@@ -78,6 +78,13 @@ CHANGES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 """Changes of a tensor and their inverses, by the name of the method; ``view(dtype)`` is apart."""
 
 
+class _Own(str):
+    """A name of the library that stands for itself, with its attributes."""
+
+    def __getattr__(self, name: str) -> _Own:
+        return _Own(f"{self}.{name}")
+
+
 # --- the words of a pattern ---------------------------------------------------------------------------------
 
 
@@ -271,9 +278,12 @@ class Binding:
 
     @cached_property
     def parameters(self) -> inspect.Signature:
-        """The routine's parameters, by :attr:`signature`."""
-        code = compile(f"lambda {self.signature.strip()[1:-1]}: None", self.target, "eval")
-        return inspect.signature(_value(code, {}))
+        """The routine's parameters, by :attr:`signature`; a default by a name of the library, as ``Mode.NONE``, is its
+        text."""
+        tree = ast.parse(f"lambda {self.signature.strip()[1:-1]}: None", mode="eval")
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {*NAMES}
+        own = {name: _Own(name) for name in used}
+        return inspect.signature(_value(compile(tree, self.target, "eval"), own))
 
     @cached_property
     def routine(self) -> Contract:

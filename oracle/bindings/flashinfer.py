@@ -43,6 +43,16 @@ BINDINGS = (
         release=RELEASE,
     ),
     bind(
+        "flashinfer.cascade:merge_state",
+        "merge_state",
+        "(v_a, s_a, v_b, s_b)",
+        "(v_a, s_a, v_b, s_b)",
+        takes={"v_a": HALVES},
+        domain="d in (64, 128, 256)",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
         "flashinfer.gemm:bmm_fp8",
         "bmm_fp8",
         "(A, B.mT().contiguous().mT(), A_scale, B_scale, out_dtype)",  # it reads every B as column-major

@@ -1,6 +1,7 @@
-"""sglang-kernel's compiled operators, ``torch.ops.sgl_kernel``: products, quantisers and routers.
+"""sglang-kernel's compiled operators, ``torch.ops.sgl_kernel``: products, quantisers, routers, merged attention; and
+SGLang's Triton attention.
 
-Parameters are those of the schemas inside the library of the release.
+Parameters of operators are those of the schemas inside the library of the release.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 
 from oracle.bindings.binding import Binding, bind
 
+SGLANG = "sglang 0.5.10"
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
 
 
@@ -77,4 +79,38 @@ BINDINGS = (
     ),
     _router("topk_softmax", "0.0, ", "moe_softcapping, "),
     _router("topk_sigmoid", "", ""),
+    _operator(
+        "merge_state_v2",
+        "merge_state_v2",
+        "(v_a, s_a, v_b, s_b, v_merged, s_merged)",
+        "(v_a, s_a, v_b, s_b, v_merged, s_merged)",
+    ),
+    bind(
+        "sglang.srt.layers.attention.triton_ops.decode_attention:decode_attention_fwd",
+        "decode_attention_fwd",
+        "(q, k_buffer, v_buffer, out, kv_indptr, kv_indices, "
+        "torch.zeros(*q.shape[:2], 1, v_buffer.shape[2], device=q.device), "
+        "torch.zeros(*q.shape[:2], 1, device=q.device), "
+        "torch.ones(len(q), dtype=torch.int32, device=q.device), 1, sm_scale, k_scale, v_scale, sinks=sinks)",
+        "(q, k_buffer, v_buffer, o, kv_indptr, kv_indices, attn_logits, attn_lse, num_kv_splits, max_kv_splits, "
+        "sm_scale, k_scale, v_scale, logit_cap=0.0, sinks=None, xai_temperature_len=-1)",
+        absent={"sm_scale": "q.shape[2] ** -0.5"},
+        ignores=("attn_logits", "attn_lse", "num_kv_splits", "max_kv_splits"),  # blocks that share the keys
+        dense=("*",),
+        release=SGLANG,
+    ),
+    bind(
+        "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd",
+        "extend_attention_fwd",
+        "(q, k_extend, v_extend, out, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, None, True, None, "
+        "qo_indptr.diff().max().item(), k_scale, v_scale, sm_scale=sm_scale, sliding_window_size=sliding_window_size, "
+        "sinks=sinks)",
+        "(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, custom_mask, "
+        "is_causal, mask_indptr, max_len_extend, k_scale, v_scale, sm_scale=None, logit_cap=0.0, "
+        "skip_prefix_custom_mask=True, sliding_window_size=-1, sinks=None, window_kv_offsets=None, "
+        "xai_temperature_len=-1)",
+        ignores=("max_len_extend", "skip_prefix_custom_mask"),
+        dense=("*",),
+        release=SGLANG,
+    ),
 )

@@ -1,7 +1,7 @@
-"""vLLM's compiled operators, ``torch.ops._C``, ``torch.ops._C_cache_ops`` and FlashAttention-3: products, fused
-quantisers, KV caches, attention.
+"""vLLM's compiled operators, ``torch.ops._C``, ``torch.ops._C_cache_ops`` and FlashAttention-3, and its Triton kernels:
+products, fused quantisers, KV caches, attention.
 
-Parameters are those of the schemas inside the libraries of the release.
+Parameters of operators are those of the schemas inside the libraries of the release.
 """
 
 from __future__ import annotations
@@ -300,5 +300,45 @@ BINDINGS = (
         absent={"softmax_scale": "q.shape[3] ** -0.5"},
         domain="h % 64 == 0, h <= 128, t % 64 == 0",
         dense=("*",),
+    ),
+    _operator(
+        "merge_attn_states",
+        "(output, output_lse, prefix_output, prefix_lse, suffix_output, suffix_lse, prefill_tokens_with_context, "
+        "output_scale)",
+        "(output, output_lse, prefix_output, prefix_lse, suffix_output, suffix_lse, prefill_tokens_with_context, "
+        "output_scale=None)",
+        domain="d % 8 == 0",
+    ),
+    bind(
+        "vllm.v1.attention.ops.triton_unified_attention:unified_attention",
+        "unified_attention",
+        "(q, k, v, out, cu_seqlens_q, cu_seqlens_q.diff().max().item(), seqused_k, seqused_k.max().item(), "
+        "softmax_scale, True, (window_size_left, 0 if window_size_left >= 0 else -1), block_table, 0.0, None, "
+        "k_descale, v_descale, sinks=sinks, kv_quant_mode=1 if k_scale_cache is None else 3, "
+        "k_scale_cache=k_scale_cache, v_scale_cache=v_scale_cache)",
+        "(q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, "
+        "block_table, softcap, q_descale, k_descale, v_descale, seq_threshold_3D=None, num_par_softmax_segments=None, "
+        "softmax_segm_output=None, softmax_segm_max=None, softmax_segm_expsum=None, alibi_slopes=None, "
+        "output_scale=None, qq_bias=None, sinks=None, mm_prefix_range=None, use_alibi_sqrt=False, "
+        "kv_quant_mode=KVQuantMode.NONE, k_scale_cache=None, v_scale_cache=None, chunk_lookback=-1)",
+        absent={
+            "softmax_scale": "q.shape[2] ** -0.5",
+            "k_descale": "torch.ones(1, device=q.device)",
+            "v_descale": "torch.ones(1, device=q.device)",
+        },
+        where="(k_scale_cache is None) == (v_scale_cache is None)",
+        # how many blocks share the keys, and with the dtype of the cache how its scales lie
+        ignores=(
+            "max_seqlen_q",
+            "max_seqlen_k",
+            "seq_threshold_3D",
+            "num_par_softmax_segments",
+            "softmax_segm_output",
+            "softmax_segm_max",
+            "softmax_segm_expsum",
+            "kv_quant_mode",
+        ),
+        dense=("*",),
+        release="vllm 0.20.2",
     ),
 )

@@ -31,6 +31,25 @@ the largest magnitude in it, which over a long row is as much as the output. Onl
 
 Keys that blocks share: :func:`split_bound`; two states as one: :func:`merged_bound`.
 
+A pipeline with other arithmetic around its codes (:func:`codes_bound`): the exponential, the order of the products that
+make the exponent, and the sums may be any, and the scores those of the instruction or of any accumulator. A score is
+within ``E_j`` of the exact one: 0 where it is the instruction's; else the larger of the chain's residue and ``gamma_D
+sum_k |q_k| |k_jk|``. So is each running maximum within the largest ``E`` of the row. In powers of two, with ``Y`` the
+largest ``|y|`` and F that of the lift or gain::
+
+    dy_j = |c| (E_j + max E) + 6 u (|y_j| + Y + F)        x_j within expm1(ln2 dy_j + 2^-21 + 2 u)
+    P_j  between the roundings of both ends of x_j: rounding is monotone, saturation too
+    A_t  within eps_A = expm1(2 ln2 |c| max E + T (2^-21 + 12 u Y))
+
+    |O - O*| <= sum_t A_t (rad P_t) |V_t| + eps_A sum_t A_t max |P_t V_t| + gamma_(N + 2 T + 2) (same) + lost
+    |l - l*| <= sum_j ((1 + eps_j) (1 + eps_A) - 1) A_t x_j + gamma_(N + 2 T) (sum)
+
+``O*`` is of the middles of P, ``rad`` half of their distance. ``lost`` is what the accumulator cuts: a step of 32
+products aligns 33 addends to 2^-13 of the largest of them (its exponent may be that of the accumulator, at most the sum
+so far and what was lost, or that of a product, at most the largest P times the largest V of the step, a subnormal
+counting as the least normal number), and its result to 2^-13 of itself. Every other accumulator in use cuts less than
+that and ``gamma_N`` of the magnitudes. The division is that of intervals.
+
 The log-sum-exp: ``max eps_j`` and the rounding of the sum, of a product and of a logarithm of 2^-21, relative to
 ``|lse| + 1``.
 Where a row's scores are NaN, or float32 may overflow, nothing is claimed.
@@ -49,8 +68,9 @@ from torch import Tensor
 from oracle.bounds.accumulator import of_schedule
 from oracle.bounds.engines import residue_bound
 from oracle.bounds.product import ETA, FLOAT32_MAX, U
-from oracle.numbers.formats import decode, of_dtype
-from oracle.tensorcore.attention import CHAIN, Pipeline, Walk
+from oracle.numbers.formats import E4M3FN, decode, of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, encode
+from oracle.tensorcore.attention import CHAIN, Pipeline, Walk, blocks, scores, tiles
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.attention import Attention, exact, merged, softmax, values
 from oracle.truth.gemm import ScaledProduct, zero_nonfinite
@@ -59,6 +79,7 @@ EXPONENTIAL = 2.0**-21
 LEAST_TILE = 8
 ROOM = 1 + 2.0**-30
 """For the float64 roundings of the bounds themselves."""
+ACCUMULATOR = of_schedule(get_schedule(CHAIN))
 
 
 @dataclass(frozen=True)
@@ -138,7 +159,7 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     if not problem.k.shape[0]:
         return _without_keys(problem)
     n, v, tiles = problem.k.shape[0], zero_nonfinite(decode(problem.v)), max(1, len(walk.steps))
-    acc = of_schedule(get_schedule(CHAIN))
+    acc = ACCUMULATOR
     total = torch.zeros_like(walk.total)
     out = torch.zeros((len(total), v.shape[1]), dtype=torch.float64, device=v.device)
     low, high, size = (torch.zeros_like(out) for _ in range(3))
@@ -168,6 +189,109 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     nan = torch.isnan(walk.total)[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
     middle, lost = (below + above) / 2, (above - below) / 2 + spread
     return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost * ROOM, torch.zeros_like(nan[:, 0]))
+
+
+def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, row: int | None = None) -> Edges:
+    """The edges of a kernel that rounds P as ``pipeline`` says, tile by tile, and computes all else in any way; with
+    ``predicted`` its scores are those of the instruction, bit for bit. ``row``: of that row alone."""
+    parts, first = [], 0
+    for part, width in blocks(problem, pipeline):
+        rows, first = range(first, first + len(part.q)), first + len(part.q)
+        if row is None or row in rows:
+            chosen = part if row is None else part.rows(slice(row - rows.start, row - rows.start + 1))
+            parts.append(_codes(chosen, width, pipeline, predicted))
+    return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
+
+
+def _codes(problem: Attention, width: int, pipeline: Pipeline, predicted: bool) -> Edges:
+    n, keys = problem.k.shape[0], problem.window()
+    if not n:
+        return _without_keys(problem)
+    c = (problem.factor * math.log2(math.e))[:, None]
+    s = scores(problem) if predicted else problem.scores()
+    nan = (torch.isnan(s) & keys).any(dim=1)
+    error = torch.zeros_like(s) if predicted else _score_errors(problem)
+    error = error.masked_fill(~keys, 0.0)
+    y = (c * s).nan_to_num(nan=0.0).masked_fill(~keys, 0.0)
+    most, moved = y.abs().amax(dim=1, keepdim=True), c.abs() * error.amax(dim=1, keepdim=True)
+    tile_list, raised = tiles(n, width, pipeline), pipeline.lift + math.log2(pipeline.gain)
+    dy = c.abs() * error + moved + 6 * U * (y.abs() + most + raised)
+    eps = torch.expm1(math.log(2.0) * dy + EXPONENTIAL + 2 * U) * ROOM
+    eps_a = torch.expm1(2 * math.log(2.0) * moved + len(tile_list) * (EXPONENTIAL + 12 * U * most)) * ROOM
+    v, total = zero_nonfinite(decode(problem.v)), torch.zeros_like(moved)
+    middle, radius, size, lost = (torch.zeros((len(s), v.shape[1]), dtype=v.dtype, device=v.device) for _ in range(4))
+    top, of_sum = torch.full_like(moved, -torch.inf), torch.zeros_like(moved)
+    for tile in tile_list:
+        hidden = ~keys[:, tile]
+        part = y[:, tile].masked_fill(hidden, -torch.inf)
+        grown = torch.maximum(top, part.amax(dim=1, keepdim=True))
+        level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
+        a = torch.exp2(top - level)
+        x = torch.exp2(part - level + raised)
+        low, high = (_coded(x * (1 + sign * eps[:, tile])) for sign in (-1.0, 1.0))
+        if pipeline.promoted:
+            begun = (torch.zeros_like(middle), torch.zeros_like(middle), torch.zeros_like(middle))
+            ends = _added(*begun, low, high, v[tile])
+            middle, radius, lost = (old * a + new for old, new in zip((middle, radius, lost), ends, strict=True))
+        else:
+            middle, radius, lost = _added(middle * a, radius * a, lost * a, low, high, v[tile])
+        size = size * a + high @ v[tile].abs()
+        total, of_sum = total * a + x.sum(dim=1, keepdim=True), of_sum * a + (x * eps[:, tile]).sum(dim=1, keepdim=True)
+        top = grown
+    level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+    if problem.sink is not None:
+        sink = problem.sink[:, None] * math.log2(math.e)
+        added = torch.exp2(sink - level + raised)
+        of_one = math.log(2.0) * (moved + 6 * U * (sink.abs() + most + raised)) + EXPONENTIAL
+        total, of_sum = total + added, of_sum + added * torch.expm1(of_one)
+    spread = radius + lost + (eps_a + gamma(n + 2 * len(tile_list) + 2)) * (size + lost)
+    of_sum = of_sum * (1 + eps_a) + (eps_a + gamma(n + 2 * len(tile_list))) * total
+    of_sum = of_sum * ROOM
+    least, largest = (total - of_sum).clamp(min=0.0), total + of_sum
+    scale = problem.v_scale.to(torch.float64).abs()
+    ends = [end / of_l for end in (middle - spread, middle + spread) for of_l in (least, largest)]
+    low, high = torch.stack(ends).amin(dim=0) * scale, torch.stack(ends).amax(dim=0) * scale
+    rounded = (4 * U + 2.0**-22) * torch.maximum(low.abs(), high.abs()) * ROOM + 8 * ETA
+    bad = nan[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
+    unbounded = ((eps.masked_fill(~keys, 0.0).amax(dim=1, keepdim=True) > 0.5) | (eps_a > 0.5))[:, 0]
+    lse = (level[:, 0] - raised) * math.log(2.0) + torch.log(total[:, 0].clamp(min=2.0**-1000))
+    relative = (of_sum / total.clamp(min=2.0**-1000))[:, 0] + math.log(2.0) * moved[:, 0]
+    lse_lost = 2 * relative + 2 * EXPONENTIAL * (lse.abs() + 1) + 8 * U * (most[:, 0] + lse.abs() + 16)
+    middle, lost = (low + high) / 2, (high - low) / 2 + rounded
+    return _edges(
+        problem, middle.masked_fill(bad, torch.nan), lost, lse.masked_fill(nan, torch.nan), lse_lost * ROOM, unbounded
+    )
+
+
+def _score_errors(problem: Attention) -> Tensor:
+    """How far a score of any accumulator may be from the exact one, float64 ``[R, N]``."""
+    one = torch.ones((1, 1), dtype=torch.float32, device=problem.q.device)
+    product = ScaledProduct(problem.q, problem.k, one, one, block=problem.q.shape[1], b_rows=problem.k.shape[0])
+    interval = residue_bound(product, ACCUMULATOR)
+    chain = torch.maximum(interval.lo.abs(), interval.hi.abs()).nan_to_num(nan=0.0)
+    return torch.maximum(chain, gamma(problem.q.shape[1]) * problem.score_sizes())
+
+
+def _coded(x: Tensor) -> Tensor:
+    """The values of E4M3 nearest to ``x``, saturated."""
+    return decode(encode(x, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), E4M3FN)
+
+
+def _added(
+    middle: Tensor, radius: Tensor, lost: Tensor, low: Tensor, high: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Middle, radius and what the accumulator may have lost, ``[R, Dv]``, after the products of P between ``low`` and
+    ``high`` ``[R, n]`` with ``v`` ``[n, Dv]``, 32 at a time."""
+    step, cut, least = ACCUMULATOR.length, 2.0**-ACCUMULATOR.align, 2.0**E4M3FN.emin
+    for start in range(0, v.shape[0], step):
+        part = slice(start, start + step)
+        size = v[part].abs()
+        one = high[:, part].amax(dim=1, keepdim=True).clamp(min=least) * size.amax(dim=0).clamp(min=least)
+        held = middle.abs() + radius + lost
+        middle = middle + ((low + high)[:, part] / 2) @ v[part]
+        radius = radius + ((high - low)[:, part] / 2) @ size
+        lost = lost + cut * ((step + 1) * torch.maximum(one, held) + middle.abs() + radius + lost)
+    return middle, radius, lost * ROOM
 
 
 def split_bound(parts: tuple[Walk, ...], pipeline: Pipeline) -> Edges:

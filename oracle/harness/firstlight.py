@@ -36,6 +36,8 @@ CHAINS = (
     ("fp8_gemm_nt", "deep_gemm:fp8_gemm_nt"),
 )
 TOOL = (sys.executable, "-m", "oracle")
+GALLERY = 200
+"""Seconds of the gallery, most of them compilations of libraries; its own limit, so that it writes what it has."""
 TAIL = 40
 """Lines of a step's output on the page."""
 
@@ -88,6 +90,7 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             continue
         given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
         readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
+    jobs = max(2, (os.cpu_count() or 2) - 2)
     kept, gallery = str(folder / "captures"), str(folder / "gallery")
     return (
         Step("doctor", ("doctor",), 60, "what is installed and usable"),
@@ -95,21 +98,24 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         *readings,
         Step(
             "gallery",
-            ("gallery", "run", "--bindings", "--out", gallery, "--device", "cuda", "--jobs", "2", "--resume"),
-            240,
+            (
+                *("gallery", "run", "--bindings", "--out", gallery, "--device", "cuda", "--jobs", str(jobs)),
+                *("--seconds", str(GALLERY), "--resume"),
+            ),
+            GALLERY + 20,
             "which installed kernels conform, with poisoned outputs",
         ),
         Step(
             "verify",
             (
-                *("verify", "--arch", arch, "--fixtures", "none", "--explain", "full", "--keep", kept),
+                *("verify", "--arch", arch, "--fixtures", "none", "--keep", kept, "--jobs", str(min(jobs, 6))),
                 *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
                 *("--record", str(folder / "verify.jsonl"), "--resume"),
             ),
-            240,
+            150,
             "every routine that the layer plans here, judged",
         ),
-        Step("findings", ("findings", "--jobs", "2", "--out", str(folder)), 120, "known faults of releases", (0, 1)),
+        Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 90, "known faults of releases"),
     )
 
 

@@ -75,6 +75,7 @@ class Pipeline:
     lag : the maximum is only raised when it grows by more than so many powers of two; a fault where P saturates.
     rescales : O and l are rescaled when the maximum grows; without it, a fault.
     from_window : of a call with a window to the left, tiles are counted from the first key of the block's first row.
+    modelled : its products are those of the instruction; without it of any accumulator, so that no bits follow.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Pipeline:
     lag: float = 0.0
     rescales: bool = True
     from_window: bool = True
+    modelled: bool = True
 
     def tile(self, depth: int, rows: int) -> int:
         """Keys of a tile for this head dim and so many rows of one head of keys."""
@@ -107,7 +109,7 @@ class Pipeline:
     def why_not(self, problem: Attention) -> str | None:
         """The reason for which this pipeline cannot compute a problem, or None."""
         depth = max(problem.q.shape[1], problem.v.shape[1])
-        if not problem.codes or problem.v.dtype.itemsize != 1:
+        if not problem.coded:
             return f"{self.name} multiplies E4M3 codes; queries, keys or values are wider"
         if depth > self.keys[-1][0]:
             return f"{self.name} has head dims up to {self.keys[-1][0]}, not {depth}"
@@ -183,7 +185,18 @@ def predict_attention(problem: Attention, pipeline: Pipeline) -> Tensor:
 
 
 def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
-    """The walk of every block of rows, in the order of the rows; see :func:`predict_attention`."""
+    """The walk of every block of rows, in the order of the rows; see :func:`predict_attention`.
+
+    Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
+    for part, width in blocks(problem, pipeline):
+        yield _walk(part, pipeline, width)
+
+
+def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, int]]:
+    """Blocks of rows over the keys from which their tiles are counted, in the order of the rows, and the keys of a
+    tile.
+
+    Raises NumericsError: the pipeline cannot compute it."""
     if (reason := pipeline.why_not(problem)) is not None:
         raise NumericsError(reason)
     rows, depth = problem.q.shape[0], max(problem.q.shape[1], problem.v.shape[1])
@@ -193,7 +206,19 @@ def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
     for first in range(0, rows, block):
         part = problem.rows(slice(first, first + block))
         origin = int(part.start[0]) if windowed else 0
-        yield _walk(_of_keys(part, origin, part.k.shape[0]), pipeline, width)
+        yield _of_keys(part, origin, part.k.shape[0]), width
+
+
+def tiles(keys: int, width: int, pipeline: Pipeline) -> list[slice]:
+    """The tiles of so many keys in the order of the walk."""
+    forward = [slice(i, min(i + width, keys)) for i in range(0, keys, width)]
+    return forward[::-1] if pipeline.backward else forward
+
+
+def scores(problem: Attention) -> Tensor:
+    """The dot products of codes by one chain of the instruction, float64 values of float32 ``[R, N]``; NaN where a NaN
+    enters."""
+    return _product(problem.q, problem.k).to(torch.float64)
 
 
 def split_walks(problem: Attention, pipeline: Pipeline, splits: int) -> Iterator[tuple[Walk, ...]]:
@@ -252,17 +277,18 @@ def _of_keys(problem: Attention, first: int, stop: int) -> Attention:
 
 
 def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
+    if not pipeline.modelled:
+        raise NumericsError(f"{pipeline.name} is of any accumulator, so that no bits follow from it")
     rows, keys = problem.q.shape[0], problem.k.shape[0]
     c, wide = pipeline.factor(problem), torch.float64
     top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
     out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
     lanes, steps = torch.zeros((rows, LANES), dtype=wide, device=c.device), []
-    tiles = [slice(i, min(i + width, keys)) for i in range(0, keys, width)]
     if not keys:
         return Walk(problem, out.to(torch.float32), out, (), top, c, torch.zeros_like(c))
-    scores = _product(problem.q, problem.k).to(wide).masked_fill(~problem.window(), -torch.inf)
-    for number, tile in enumerate(reversed(tiles) if pipeline.backward else tiles):
-        s = scores[:, tile]
+    dots = scores(problem).masked_fill(~problem.window(), -torch.inf)
+    for number, tile in enumerate(tiles(keys, width, pipeline)):
+        s = dots[:, tile]
         grown = torch.fmax(top, s.nan_to_num(nan=-torch.inf).amax(dim=1))
         if pipeline.lag and number:
             grown = torch.where((grown - top) * c > pipeline.lag, grown, top)
@@ -383,7 +409,11 @@ PIPELINES = MappingProxyType(
 
 TILES = (32, 64, 96, 128, 160, 192, 224, 256)
 """Keys of a tile that are tried."""
-_DECLARED = re.compile(r"sm90\.attention\.(backward|forward)\.(\d{1,4})\.(lift(\d{1,2})|gain(\d{1,3}))\.(tile|chain)")
+UNLIFTED, LIFTED = "lift0", ("lift8", "gain448")
+"""What is done to P before its cast; without a lift keys are lost."""
+_DECLARED = re.compile(
+    r"sm90\.attention\.(backward|forward)\.(\d{1,4})\.(lift(\d{1,2})|gain(\d{1,3}))\.(tile|chain|any)"
+)
 
 
 def pipelines() -> dict[str, Pipeline]:
@@ -396,7 +426,8 @@ def pipelines() -> dict[str, Pipeline]:
 
 def pipeline(name: str) -> Pipeline:
     """The pipeline of this name, or the one that ``sm90.attention.forward.64.lift8.tile`` spells out: direction, keys
-    of a tile, the lift (a power of two) or gain of P, and whether each tile is summed from zero.
+    of a tile, the lift (a power of two) or gain of P, and whether each tile is summed from zero (``tile``), one chain
+    goes over all (``chain``), or nothing is said of the accumulators (``any``).
 
     Raises NumericsError: the name is unknown, or a tile is no multiple of 8 keys.
     """
@@ -419,17 +450,18 @@ def pipeline(name: str) -> Pipeline:
         lift=float(at[4] or 0),
         gain=float(at[5] or 1),
         promoted=at[6] == "tile",
+        modelled=at[6] != "any",
         backward=at[1] == "backward",
     )
 
 
-def candidates(length: int) -> Iterator[Pipeline]:
+def candidates(length: int, lifts: tuple[str, ...] = (UNLIFTED, *LIFTED)) -> Iterator[Pipeline]:
     """The pipelines that an output for ``length`` keys is compared with: those with a name, then spelt ones, of which a
     tile that holds all keys stands for every larger one."""
     yield from pipelines().values()
-    tiles = [keys for keys in TILES if keys < length]
-    for keys in (*tiles, *TILES[len(tiles) : len(tiles) + 1]):
+    fewer = [keys for keys in TILES if keys < length]
+    for keys in (*fewer, *TILES[len(fewer) : len(fewer) + 1]):
         for way in ("backward", "forward")[: 1 + (keys < length)]:
-            for raised in ("lift0", "lift8", "gain448"):
+            for raised in lifts:
                 for sums in ("tile", "chain"):
                     yield pipeline(f"sm90.attention.{way}.{keys}.{raised}.{sums}")

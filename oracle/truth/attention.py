@@ -84,6 +84,11 @@ class Attention:
         """Whether queries and keys are 8-bit codes, whose dot products float64 holds exactly."""
         return self.q.dtype.itemsize == 1 and self.k.dtype.itemsize == 1
 
+    @property
+    def coded(self) -> bool:
+        """Whether the values are 8-bit codes too."""
+        return self.codes and self.v.dtype.itemsize == 1
+
     def scores(self) -> Tensor:
         """The dot products, float64 ``[R, N]``, exact for codes; NaN where a NaN or an infinity enters."""
         q, k = values(self.q), values(self.k)

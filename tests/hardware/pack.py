@@ -38,6 +38,9 @@ KEPT = {
     "vllm": (
         "vllm/_C.abi3.so",
         "vllm/_C_stable_libtorch.abi3.so",
+        "vllm/_moe_C.abi3.so",
+        "vllm/_flashmla_C.abi3.so",
+        "vllm/_flashmla_extension_C.abi3.so",
         "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
         "vllm/third_party/deep_gemm/*",
     ),

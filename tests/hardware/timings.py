@@ -16,7 +16,7 @@ from benchmarks import test_bench_cuda as bench
 from hardware.notes import Notes
 from torch import Tensor
 
-from kernels import blockscaled, linear, plan, quantize
+from kernels import blockscaled, linear, mx, plan, quantize
 from kernels.backends import _host, cutlass, flashinfer
 from kernels.config import Config, use_config
 from kernels.nn import Fp8Linear
@@ -260,6 +260,40 @@ def bandwidth(notes: Notes, device: str) -> None:
         found = device_microseconds(calls, device)
         notes.time(f"device_us.quantiser {m}x{k}", found)
         notes.time("quantiser_gb_per_s", {name: round(moved / us / 1e3, 1) for name, us in found.items()})
+
+
+def shared_scales(notes: Notes, device: str) -> None:
+    """Quantisers of MXFP8, MXFP4 and NVFP4 at 4096 x 7168: kernels a call starts, and their rate beside a copy of as
+    many bytes."""
+    m, k = (4096, 7168) if device == "cuda" else (64, 512)
+    copies = 8 if device == "cuda" else 1  # together far beyond the cache
+    xs = [torch.randn(m, k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    factor = torch.full((1,), 400.0, device=device)
+    quantisers: dict[str, tuple[float, Callable[[Tensor], object]]] = {
+        f"{name} {layout}": (bytes_, lambda x, call=call, layout=layout: call(x, layout))
+        for layout in ("128x4", "linear")
+        for name, bytes_, call in (
+            ("mxfp8", 3 + 1 / 32, mx.mxfp8_quantize),
+            ("mxfp4", 2.5 + 1 / 32, mx.mxfp4_quantize),
+            ("nvfp4", 2.5 + 1 / 16, lambda x, layout: mx.nvfp4_quantize(x, factor, layout)),
+        )
+    }
+    for name, (bytes_, call) in quantisers.items():
+        with notes.attempt(f"timing: quantiser {name}"):
+            moved = int(m * k * bytes_) // 2
+            source = [torch.empty(moved, dtype=torch.uint8, device=device) for _ in range(copies)]
+            target = [torch.empty_like(s) for s in source]
+            sides: dict[str, Callable[[int], object]] = {
+                "copy": lambda i, source=source, target=target: target[i % copies].copy_(source[i % copies]),
+                "layer": lambda i, call=call: call(xs[i % copies]),
+            }
+            found = device_microseconds(sides, device)
+            with torch.profiler.profile() as profile:
+                call(xs[0])
+                _wait(device)
+            started = sum("cuda" in str(e.device_type).lower() for e in profile.events())
+            rate = {"rate beside copy": round(found["copy"] / found["layer"], 3), "kernels": float(started)}
+            notes.time(f"device_us.quantiser {name}", found | rate)
 
 
 def _vllm_quantisers(xs: Sequence[Tensor], m: int, k: int, copies: int) -> dict[str, Callable[[int], object]]:

@@ -53,6 +53,42 @@ def edges() -> torch.Tensor:
     return torch.cat([points, -points]).unsqueeze(0)
 
 
+def shared() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
+    """Blocks that share a scale byte: elements, roundings, layouts, zeros behind the values, factors."""
+
+    def both(
+        x: torch.Tensor, element: str, rounding: str, layout: str, behind: int = 0, g: object = None, inv: bool = False
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        made = [
+            b.BACKEND.quant_blocks(x, element, rounding, layout, x.shape[1] + behind, g, inv)
+            for b in (triton_quant, eager)
+        ]
+        return made[0], made[1]
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x, far = hostile(7, 96, dtype), extreme(dtype)
+        for element in ("e4m3", "e5m2", "e2m1"):
+            for rounding in ("rceil", "floor", "ceil", "even"):
+                for layout in ("linear", "8x4", "128x4"):
+                    yield f"blocks {element} {rounding} {layout} {dtype}", *both(x, element, rounding, layout)
+                yield f"blocks {element} {rounding} extreme {dtype}", *both(far, element, rounding, "linear")
+        for inv in (False, True):
+            for g in (
+                torch.tensor([3.7]),
+                torch.rand(len(far)) + 0.01,
+                torch.tensor([1e-30]),
+                torch.tensor([2.0**100]),
+            ):
+                for layout in ("linear", "8x4", "128x4"):
+                    given = x if len(g) == 1 else far
+                    named = f"nvfp4 {inv} {float(g[0]):.3g} {layout} {dtype}"
+                    yield named, *both(given, "e2m1", "rceil", layout, 0, g, inv)
+    yield "zeros behind", *both(hostile(5, 96, torch.bfloat16), "e4m3", "rceil", "128x4", 160)
+    yield "pitch of blocks", *both(hostile(5, 256, torch.bfloat16)[:, 32:96], "e4m3", "rceil", "128x4")
+    x = hostile(7, 96, torch.float32)
+    yield "sabotaged: another rounding", both(x, "e4m3", "rceil", "linear")[0], both(x, "e4m3", "floor", "linear")[1]
+
+
 def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
     ours, plain = triton_quant, eager
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -101,6 +137,7 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
     x, allocate = extreme(torch.float32), _host.allocator(x.device)
     lower, right = ours.reciprocal_quantiser(torch.float16), plain.reciprocal_quantiser(torch.float32)
     yield "sabotaged: another limit", lower(x, None, allocate), right(x, None, allocate)
+    yield from shared()
     x = torch.zeros(4, 128)
     yield "sabotaged: another floor", ours.quant_group(x, 128, 1e-10, False), plain.quant_group(x, 128, 1e-9, False)
 

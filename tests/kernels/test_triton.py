@@ -17,7 +17,7 @@ import triton.language as tl  # noqa: E402  # only where Triton is installed
 from ptx import divides_truly, ptx_of  # noqa: E402
 
 from kernels import context  # noqa: E402
-from kernels.backends import _launch, _triton_kernels, triton_quant  # noqa: E402
+from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx_quant, triton_quant  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
 from kernels.fast import torch as fast_torch  # noqa: E402
 from kernels.fast import triton as fast  # noqa: E402
@@ -46,8 +46,8 @@ def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
 
 
 def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
-    """Negative tests: a different floor, and a different limit of 448/amax, give different bits."""
-    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False, False]
+    """Negative tests: a different floor, a different limit of 448/amax, another rounding of a shared exponent."""
+    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 3
 
 
 TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "EPS": 0x2EDBE6FF, "NATIVE": True}  # 1e-10
@@ -61,6 +61,13 @@ KERNELS = {
     "packed": ("packed_kernel", TILE),
     "token": ("token_kernel", {"BLOCK": 4096, "PARTS": 2, "BOUNDED": True, "NATIVE": True}),
     "tensor": ("tensor_kernel", {"BLOCK": 4096, "STATIC": False, "NATIVE": True}),
+}
+BLOCKS = {
+    # what the quantiser of shared scale bytes is prepared for: type of its codes, and whether it divides
+    ("e4m3", "rceil", "128x4", False, False): ("*fp8e4nv", False),
+    ("e5m2", "even", "8x4", False, False): ("*u8", False),
+    ("e2m1", "floor", "linear", False, False): ("*u8", False),
+    ("e2m1", "rceil", "128x4", True, False): ("*u8", True),
 }
 
 
@@ -89,6 +96,16 @@ def test_compiles_for_sm90_with_true_division(name: str) -> None:
     assert "ld.global.v4" in ptx
 
 
+@pytest.mark.parametrize("prepared", BLOCKS, ids=str)
+def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
+    """As above; E8M0 scales need no division."""
+    codes, divides = BLOCKS[prepared]
+    launch = triton_mx_quant._prepared(*prepared)
+    ptx = ptx_of(launch.kernel, launch.constants, {"x": "*bf16", "q": codes, "s": "*u8", "g": "*fp32"})
+    assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv")
+    assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx and "div.full" not in ptx
+
+
 @pytest.mark.parametrize("kernel", [flushing_kernel, approximate_kernel], ids=["flushing", "approximate"])
 def test_another_division_is_seen(kernel: Any) -> None:
     """Negative tests: a division that flushes subnormals, and Triton's own ``/``."""
@@ -111,6 +128,8 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(_launch.Launch, "here", look)
     monkeypatch.setattr(triton_quant, "library", lambda: (_triton_kernels, True))
+    monkeypatch.setattr(triton_mx_quant, "library", lambda: (_triton_mx_quant, True))
+    triton_mx_quant._prepared.cache_clear()
     x, one = torch.zeros(5, 256, dtype=torch.bfloat16), torch.ones(1)
     triton_quant.quant_static(x, one)
     triton_quant.quant_tensor(x)
@@ -119,7 +138,8 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     triton_quant.quant_group_packed(x, 128, 1e-10)
     quantise = triton_quant.reciprocal_quantiser(torch.bfloat16)
     quantise(x, None, lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
-    assert set(seen) == {kernel for kernel, _ in KERNELS.values()} | {"amax_kernel"}
+    triton_mx_quant.quant_blocks(x, "e2m1", "rceil", "128x4", 256, one, False)
+    assert set(seen) == {kernel for kernel, _ in KERNELS.values()} | {"amax_kernel", "block_kernel"}
 
 
 class Recorder:
@@ -241,8 +261,8 @@ def test_every_pointer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     at_hand(monkeypatch)
-    monkeypatch.setattr(context, "MOST", 8)
     start = _launch.Launch(Recorder(), {"BLOCK": 32})
+    start._launches = context.Memo(8)
     for rows in range(16, 16 * 40, 16):
         start(3, (pointer(),), (rows,))
         assert len(start._launches) <= 8

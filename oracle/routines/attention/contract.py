@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oracle.bounds.attention import Edges, float32_bound, pipeline_bound, split_bound
+from oracle.bounds.attention import Edges, codes_bound, float32_bound, pipeline_bound, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode, same_bits
@@ -24,6 +24,7 @@ from oracle.routines.base import F32, Call, Contract, Inputs, Options, Out, Outp
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.attention import (
     FEW,
+    LIFTED,
     Pipeline,
     candidates,
     combined,
@@ -35,8 +36,18 @@ from oracle.tensorcore.attention import (
 )
 from oracle.tensorcore.identify import Match
 from oracle.truth.attention import Attention, exact
-from oracle.verdict.compare import Admissible
-from oracle.verdict.sets import Elements, Found, Prediction, Sets, all_equal, mostly_zero, rounded_to
+from oracle.verdict.compare import Admissible, Verdict, Worst
+from oracle.verdict.ranges import Range
+from oracle.verdict.sets import (
+    Elements,
+    Found,
+    Prediction,
+    Sets,
+    all_equal,
+    mostly_zero,
+    rounded_to,
+    undeclared,
+)
 
 FIRST, SAMPLED = 32, FEW + 32  # rows and columns that are compared; more rows where few have tiles of their own
 Rows = Callable[[Attention], dict[str, Tensor]]
@@ -178,7 +189,10 @@ class AttentionContract(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         names = self.arithmetics(call, numerics)
         every = names if numerics is not None or names[0] in self.plain else (*names, *self.plain)
-        return [self._sets(call, name, splits) for name in every for splits in self._counts(call, name)]
+        sets = [self._sets(call, name, splits) for name in every for splits in self._counts(call, name)]
+        if numerics is None and call.arch != "cpu" and all(place.problem.coded for place in self._places(call)):
+            sets[-1] = Undeclared(sets[-1], lambda outputs, refused: self._by_codes(call, outputs, refused))
+        return sets
 
     def _counts(self, call: Call, name: str) -> tuple[int, ...]:
         """The numbers of splits that give different sums, the declared one first."""
@@ -197,7 +211,10 @@ class AttentionContract(Contract):
         first, words = self.returns[0], "" if splits == 1 else f" over {splits} splits"
 
         def admitted() -> dict[str, Admissible]:
-            return call.cached(f"admitted by {name}{words}", lambda: self._admitted(call, name, splits))
+            def edges(problem: Attention) -> dict[str, Tensor]:
+                return self._edges(call, problem, name, splits)
+
+            return call.cached(f"admitted by {name}{words}", lambda: self._admitted(call, edges, name))
 
         def bits() -> Tensor:
             return call.cached(f"bits of {name}", lambda: self._by(call, call.inputs, call.resolved, name)[first])
@@ -214,7 +231,7 @@ class AttentionContract(Contract):
             return True
 
         def predictions() -> Iterator[Prediction]:
-            if name not in self.plain and splits == 1:
+            if name not in self.plain and splits == 1 and pipeline(name).modelled:
                 mask = self._specified(call)[first]
                 total = math.prod(self.shape(call.inputs)) if mask is None else int(mask.sum())
                 yield Prediction(f"bits of {name}", name, total, same)
@@ -224,18 +241,80 @@ class AttentionContract(Contract):
 
         return Elements(make, name, False, predictions, lambda outputs: self._why_mistrust(call, outputs))
 
+    def _by_codes(self, call: Call, outputs: Found, refused: Verdict) -> Verdict | None:
+        """The verdict by the codes of a pipeline that nobody declared and that holds every element, or None.
+
+        Pipelines that do not hold the row of the worst element are left out; of the others the first is asked for the
+        whole output, and its worst element leaves out more."""
+        places = self._places(call)
+        left = [
+            one
+            for one in candidates(max((p.problem.k.shape[0] for p in places), default=0), LIFTED)
+            if not any(one.why_not(p.problem) for p in places)
+        ]
+        while left and refused.worst is not None:
+            left = [one for one in left if self._holds_row(call, one, outputs, refused.worst)]
+            if not left:
+                return None
+            chosen = left.pop(0)
+            for predicted in (True, False):
+                sets = self._codes(call, chosen, predicted)
+                refused = sets.judge(outputs)
+                if not refused.status.is_failure:
+                    return refused
+        return None
+
+    def _codes(self, call: Call, chosen: Pipeline, predicted: bool) -> Sets:
+        """The interval of the codes of a pipeline, of any arithmetic around them."""
+
+        def edges(problem: Attention) -> dict[str, Tensor]:
+            return self._laid_edges(problem, [codes_bound(problem, chosen, predicted=predicted)])
+
+        return Elements(
+            lambda: (self._admitted(call, edges), _of_codes(chosen.name, predicted)),
+            chosen.name,
+            mistrust=lambda outputs: self._why_mistrust(call, outputs),
+        )
+
+    def _holds_row(self, call: Call, chosen: Pipeline, outputs: Found, worst: Worst) -> bool:
+        """Whether the codes of a pipeline hold every output of the row of an element."""
+        tokens, heads, width = self.shape(call.inputs)
+        words = {name: word for word, name in self.names.items()}
+        ids = torch.arange(tokens * heads, device="cpu").reshape(tokens, heads)
+        of = {
+            "out": self.laid("out", ids[..., None].expand(tokens, heads, width), call.inputs),
+            "lse": self.laid("lse", ids, call.inputs),
+        }
+        token, head = divmod(int(of[words[worst.output]][worst.index]), heads)
+        place = next(
+            p
+            for p in self._places(call)
+            if p.rows.start <= token < p.rows.stop and p.heads.start <= head < p.heads.stop
+        )
+        row = (token - place.rows.start) * (place.heads.stop - place.heads.start) + head - place.heads.start
+        bound = codes_bound(place.problem, chosen, predicted=False, row=row)
+        edges = self._laid_edges(place.problem.rows(slice(row, row + 1)), [bound])
+        for name, word in words.items():
+            if name in outputs:
+                kind = self._dtypes(call)[name]
+                low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0] for end in ("low", "high"))
+                x = decode(outputs[name])[(of[word] == token * heads + head).to(outputs[name].device)]
+                if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].to(torch.bool)).all()):
+                    return False
+        return True
+
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
-            return f"sums of {name} in any order"
+            any_sums = f"sums of {name} in any order"
+            return any_sums if pipeline(name).modelled else _of_codes(name, predicted=False)
         narrow = self.narrow(call.inputs)
         of_p = "P not rounded" if narrow is None else f"P rounded to {str(narrow).removeprefix('torch.')} or not"
         return f"float32 in any order, {of_p}" + ("" if name == IEEE32 else f", operands as in {name}")
 
-    def _admitted(self, call: Call, name: str, splits: int) -> dict[str, Admissible]:
+    def _admitted(self, call: Call, of: Rows, name: str = IEEE32) -> dict[str, Admissible]:
+        """What lies between the edges ``of`` every attention; ``name``: the numerics of the operands."""
         masks, dtypes = self._specified(call), self._dtypes(call)
-        edges = self._assembled(
-            call.inputs, call.resolved, lambda problem: self._edges(call, problem, name, splits), name
-        )
+        edges = self._assembled(call.inputs, call.resolved, of, name)
 
         def admitted(output: str, kind: torch.dtype) -> Admissible:
             low, high = (decode(rounded_to(edges[f"{output}.{end}"], kind)) for end in ("low", "high"))
@@ -333,10 +412,16 @@ class AttentionContract(Contract):
             if not self.lse_sink and problem.sink is not None:
                 without = float32_bound(replace(problem, sink=None), self.narrow(call.inputs))
                 parts = [replace(parts[0], lse_low=without.lse_low, lse_high=without.lse_high)]
+        elif not pipeline(name).modelled:
+            parts = [codes_bound(problem, pipeline(name), predicted=False)]
         elif splits == 1:
             parts = [pipeline_bound(walk, pipeline(name)) for walk in walks(problem, pipeline(name))]
         else:
             parts = [split_bound(one, pipeline(name)) for one in split_walks(problem, pipeline(name), splits)]
+        return self._laid_edges(problem, parts)
+
+    def _laid_edges(self, problem: Attention, parts: list[Edges]) -> dict[str, Tensor]:
+        """The edges of the rows of ``problem`` by output, with the log-sum-exp of this routine."""
         low, high, lse_low, lse_high, opened = (
             torch.cat([getattr(part, edge) for part in parts]) for edge in Edges.__dataclass_fields__
         )
@@ -392,6 +477,33 @@ class AttentionContract(Contract):
         if spread < 1.0:
             return "no score of a row exceeds another by a factor of e, so that P is nearly the same for every key"
         return mostly_zero(outputs[self.returns[0]])
+
+
+@dataclass(frozen=True)
+class Undeclared(Sets):
+    """What is admitted where nothing is declared: ``plain``, and what ``by_codes`` finds for an output that it
+    refused."""
+
+    plain: Sets
+    by_codes: Callable[[Found, Verdict], Verdict | None]
+
+    @property
+    def numerics(self) -> str:  # type: ignore[override]
+        """Those of ``plain``."""
+        return self.plain.numerics
+
+    def judge(self, found: Found) -> Verdict:
+        refused = self.plain.judge(found)
+        held = self.by_codes(found, refused) if refused.status.is_failure else None
+        return refused if held is None else undeclared(held, refused)
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        return self.plain.ranges(expected)
+
+
+def _of_codes(name: str, predicted: bool) -> str:
+    scores = "scores of the instruction" if predicted else "scores of any accumulator"
+    return f"codes of P as in {name} from {scores}, exponentials and sums of any"
 
 
 def windows(queries: int, keys: int, group: int, left: int, right: int, device: torch.device) -> tuple[Tensor, Tensor]:
