@@ -162,10 +162,10 @@ def _grammar(
     build: Callable[[Case], dict[str, Tensor]], call: Callable[[Case], dict[str, object]], *,
     dtypes: tuple[str, ...] = ("bf16", "f16"), schemes: tuple[str, ...] = ("32", "column"), domain: str = "",
     options: Mapping[str, tuple[str, ...]] | None = None, shapes: tuple[str, ...] = ("m=5,n=32,k=64",
-        "m=3,n=64,k=256"), extra: tuple[str, ...] = (),
+        "m=3,n=64,k=256"), extra: tuple[str, ...] = (), families: tuple[str, ...] = FAMILIES,
 ) -> Grammar:  # fmt: skip
     return Grammar(
-        ("m", "n", "k"), dtypes, schemes, FAMILIES, build, call, options or {}, shapes=shapes, domain=domain,
+        ("m", "n", "k"), dtypes, schemes, families, build, call, options or {}, shapes=shapes, domain=domain,
         extra=extra,
     )  # fmt: skip
 
@@ -332,6 +332,7 @@ PRODUCTS: Mapping[str, Grammar] = {
     ),
     "mm_bf16_fp4": _grammar(
         _nvfp4, _dtypes, dtypes=("bf16",), schemes=("16",), domain="k % 16 == 0", options={"alpha": ("1",)},
+        families=(*FAMILIES, "range"),
     ),
 }  # fmt: skip  # a table, one row a line
 GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **EXPERTS, **LAYOUTS}

@@ -19,7 +19,7 @@ from oracle.numbers.formats import decode
 from oracle.routines.base import E4M3, F32, INTEGERS, Call, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.traits import Kind
 from oracle.routines.weight_only.contract import Plan, Step, Way, WeightOnly, groups
-from oracle.routines.weight_only.kernels import BYTES, E8M0, HALVES, A, MarlinGemm
+from oracle.routines.weight_only.kernels import BYTES, E8M0, HALVES, A, Marlin, MarlinGemm
 from oracle.truth.weight_only import Form, Weights
 from oracle.verdict.sets import rounded_to
 
@@ -74,9 +74,9 @@ class Experts(WeightOnly):
 
 
 @register
-class MoeWna16MarlinGemm(Experts):
-    """Each expert's product is that of ``marlin_gemm`` with its weight, scales, zero points, global scale and bias;
-    then the row times ``RN(topk_weight)``, rounded to T again. With a global scale there are no routing weights."""
+class MoeWna16MarlinGemm(Experts, Marlin):
+    """Each expert has its weight, scales, zero points, global scale and bias. Behind all steps the row is multiplied by
+    ``RN(topk_weight)`` and rounded to T again. With a global scale there are no routing weights."""
 
     name = "moe_wna16_marlin_gemm"
     summary = "rows of experts times weights of 4 or 8 bits of any type, a routing weight in T"

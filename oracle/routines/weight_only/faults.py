@@ -326,6 +326,16 @@ fault(
     admissible_if=ABOVE,
 )  # fmt: skip  # a table, one row a line
 
+fault(
+    "product: activations rounded to float16",
+    CAST,
+    seen="FlashInfer 0.6.18 dense_gemm_bf16_fp4_sm12x.py, use_fp16_mma, which is its default",
+    on=of_class(MmBf16Fp4),
+    recipe=lambda plan: replace(plan, a=plan.a.to(torch.float16).to(plan.a.dtype)),
+    same_if="every activation is a float16 value",
+    admissible_if=ABOVE,
+)
+
 # --- experts ------------------------------------------------------------------------------------------------
 
 routed = need(lambda call: "topk_weights" in call.inputs, "there are no routing weights")

@@ -217,16 +217,19 @@ def steps_of(dtype: torch.dtype, *by: tuple[str, torch.dtype, Tensor | None]) ->
     )
 
 
-@register
-class MarlinGemm(Typed):
+class Marlin(Typed):
     """Steps: ``x = f32(sum * global_scale)`` where it is given; rounded to T; plus ``b_bias``, rounded to T again. One
-    scale a column (``G`` is 1) of an integer type without zero points, of ``uint4``, or of ``float8_e4m3fn`` multiplies
-    behind the sum, and the weight is ``q - z``: in float32 before the cast for 8 bits, in T behind it for 4 bits. Zero
-    points belong to ``uint4`` and ``uint8``; a weight ``RN(q * s - RN(z * s))`` is right there too, and the one of zero
-    points of floats. ``float4_e2m1f`` has E4M3 scales of 16 rows and a ``global_scale``, or E8M0 scales of 32 rows in
-    bfloat16, and ``float8_e4m3fn`` may have these too; no E4M3 scale has its sign bit set. Without ``use_fp32_reduce``,
-    or with ``use_atomic_add``, up to ``ceil(K / 64)`` partial sums are stored and added in T, in any order."""
+    scale a column (``G`` is 1) of an integer type without zero points, of ``uint4`` with codes as zero points, or of
+    ``float8_e4m3fn`` in T multiplies behind the sum, and the weight is ``q - z``: in float32 before the cast for 8
+    bits, in T behind it for 4 bits. Zero points belong to ``uint4`` and ``uint8``; a weight ``RN(q * s - RN(z * s))``
+    is right there too, and the one of zero points of floats. ``float4_e2m1f`` has E4M3 scales of 16 rows and a
+    ``global_scale``, or E8M0 scales of 32 rows in bfloat16, and ``float8_e4m3fn`` may have these too; no E4M3 scale has
+    its sign bit set. Without ``use_fp32_reduce``, or with ``use_atomic_add``, up to ``ceil(K / 64)`` partial sums are
+    stored and added in T, in any order."""
 
+
+@register
+class MarlinGemm(Marlin):
     name = "marlin_gemm"
     summary = "16-bit activations times weights of 4 or 8 bits of any type, zero points, global scale and bias"
     source = "vLLM csrc/quantization/marlin/marlin_template.h, dequant.h"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import decode
-from oracle.routines.base import E4M3, INTEGERS, Inputs, Options, OptionSpec, TensorSpec, register
+from oracle.routines.base import E4M3, INTEGERS, Call, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.traits import Kind
 from oracle.routines.weight_only.kernels import HALVES, INT32, WORD
@@ -79,12 +79,12 @@ class GptqShuffle(LayoutContract):
 
 
 class Repack(MarlinLayout):
-    """A tile is 16 rows by 64 columns, tiles row by row; it has 4 words for each of 32 threads ``t`` (of 8 bits 8).
-    Word ``v`` of thread ``t`` has the codes of rows ``2 (t % 4) + (0, 1, 8, 9)`` of column ``16 v + t // 4``, then of
-    column ``16 v + t // 4 + 8``, in the order 0 2 4 6 1 3 5 7; of 8 bits word ``2 v`` has the first four and word ``2 v
-    + 1`` the others, in the order 0 2 1 3. With ``is_a_8bit`` a tile is 32 by 32, and word ``v`` of thread ``t`` has
-    rows ``4 (t % 4) + (0, 1, 2, 3)`` and those 16 below of column ``16 (v // 2) + 8 (v % 2) + t // 4``, in the order 0
-    4 1 5 2 6 3 7; of 8 bits in two words as they are."""
+    """A tile is 16 rows by 64 columns, tiles row by row; it has 4 words for each of 32 threads ``t`` (of 8 bits 8),
+    those of a thread one behind the other. Word ``v`` of thread ``t`` has the codes of rows ``2 (t % 4) + (0, 1, 8,
+    9)`` of column ``16 v + t // 4``, then of column ``16 v + t // 4 + 8``, in the order 0 2 4 6 1 3 5 7; of 8 bits word
+    ``2 v`` has the first four and word ``2 v + 1`` the others, in the order 0 2 1 3. With ``is_a_8bit`` a tile is 32 by
+    32, and word ``v`` of thread ``t`` has rows ``4 (t % 4) + (0, 1, 2, 3)`` and those 16 below of column ``16 (v // 2)
+    + 8 (v % 2) + t // 4``, in the order 0 4 1 5 2 6 3 7; of 8 bits in two words as they are."""
 
     options: ClassVar[tuple[OptionSpec, ...]] = (BITS, EIGHT)
     shapes: ClassVar[dict[str, str]] = {"out": "[K / 16, N * num_bits / 2]"}
@@ -143,6 +143,7 @@ class MarlinPermuteScales(MarlinLayout):
     summary = "scales in the order of Marlin's threads"
     source = "vLLM marlin_utils.py marlin_permute_scales"
     inputs = (SCALES,)
+    shapes: ClassVar[dict[str, str]] = {"out": "[G, N]"}
     options = (
         OptionSpec("size_k", 128, None, "rows of the weight"),
         OptionSpec("group_size", -1, (-1, 16, 32, 64, 128), "rows that share a scale; -1: all"),
@@ -245,8 +246,8 @@ class Nvfp4MarlinProcessScales(MarlinLayout):
 
 @register
 class MxMarlinProcessScales(MarlinLayout):
-    """Powers of two as E8M0, columns 1 and 2 of every four exchanged; with ``is_a_8bit`` (E4M3 activations) in their
-    order, and 64 times as large: E2M1 is read as E4M3."""
+    """Powers of two as bytes of E8M0, columns 1 and 2 of every four exchanged; with ``is_a_8bit`` (E4M3 activations)
+    in their order, and 64 times as large: E2M1 is read as E4M3."""
 
     name = "mxfp4_marlin_process_scales"
     summary = "E8M0 scales in the order of Marlin's dequantisation"
@@ -263,7 +264,10 @@ class MxMarlinProcessScales(MarlinLayout):
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         scale, eight = decode(inputs["marlin_scales"]), bool(options["is_a_8bit"])
         placed = scale * 64 if eight else truth.reordered(scale, (0, 2, 1, 3))
-        return {"out": (torch.frexp(placed)[1] + 126).to(torch.uint8).view(torch.float8_e8m0fnu)}
+        return {"out": (torch.frexp(placed)[1] + 126).to(torch.uint8)}
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(tuple(call.inputs["marlin_scales"].shape), (torch.uint8, torch.float8_e8m0fnu))}
 
 
 @register
