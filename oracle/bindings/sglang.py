@@ -51,6 +51,32 @@ BINDINGS = (
         takes={"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False},
         shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
     ),
+    _operator(
+        "awq_dequantize",
+        "awq_dequantize",
+        "(qweight, scales, zeros)",
+        "(qweight, scales, qzeros)",
+    ),
+    _operator(
+        "gptq_gemm",
+        "gptq_gemm",
+        "(a, b_q_weight, b_gptq_qzeros, b_gptq_scales, g_idx, False, bit)",
+        "(a, b_q_weight, b_gptq_qzeros, b_gptq_scales, b_g_idx, use_shuffle, bit)",
+        takes={"g_idx": torch.int32, "use_v2_format": False},
+        absent={
+            "g_idx": "torch.arange(a.shape[1], dtype=torch.int32, device=a.device) "
+            "// (a.shape[1] // b_gptq_scales.shape[0])"
+        },
+        domain="n % 32 == 0, k % 32 == 0",
+    ),
+    _operator(
+        "gptq_shuffle",
+        "gptq_shuffle",
+        "(q_weight, q_perm, bit)",
+        "(q_weight, q_perm, bit)",
+        takes={"q_perm": torch.int32},
+        absent={"q_perm": "torch.empty(0, dtype=torch.int32, device=q_weight.device)"},
+    ),
     _router("topk_softmax", "0.0, ", "moe_softcapping, "),
     _router("topk_sigmoid", "", ""),
     _operator(

@@ -41,6 +41,16 @@ def _router(name: str, factor: str = "", more: str = "", **stated: Any) -> Bindi
     )
 
 
+MARLIN_UTILS = "vllm.model_executor.layers.quantization.utils.marlin_utils"
+F16, NO_ROWS = torch.float16, "torch.empty(0, dtype=torch.int32, device={}.device)"
+
+
+def _order(name: str, pattern: str, signature: str, *, module: str = MARLIN_UTILS, **stated: Any) -> Binding:
+    """A function of Marlin's preparation, in Python."""
+    stated = {"release": "vllm 0.20.2", "dense": ("*",)} | stated
+    return bind(f"{module}:{name}", name, pattern, signature, **stated)
+
+
 UNPADDED: dict[str, object] = {"is_padding": None}
 UNSCALED = UNPADDED | {"routed_scaling_factor": 1.0}
 
@@ -165,6 +175,73 @@ BINDINGS = (
         loads=STABLE,
         takes={"column_major_scales": False, "tma_aligned_scales": False},
         shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
+    ),
+    _operator(
+        "awq_dequantize",
+        "(qweight, scales, zeros, 0, 0, 0)",
+        "(qweight, scales, zeros, split_k_iters, thx, thy)",
+        takes={"scales": F16},
+        domain="n % 64 == 0",
+    ),
+    _operator(
+        "awq_gemm",
+        "(input, qweight, scales, qzeros, split_k_iters)",
+        "(in_feats, kernel, scaling_factors, zeros, split_k_iters)",
+        takes={"input": F16, "scales": F16},
+        domain="n % 64 == 0, k % 32 == 0",
+    ),
+    _operator(
+        "gptq_gemm",
+        "(a, b_q_weight, b_gptq_qzeros, b_gptq_scales, g_idx, False, use_v2_format, bit)",
+        "(a, b_q_weight, b_gptq_qzeros, b_gptq_scales, b_g_idx, use_exllama, use_v2_format, bit)",
+        takes={"g_idx": torch.int32},
+        absent={
+            "g_idx": "torch.arange(a.shape[1], dtype=torch.int32, device=a.device) "
+            "// (a.shape[1] // b_gptq_scales.shape[0])"
+        },
+        domain="n % 32 == 0, k % 32 == 0",
+    ),
+    _operator(
+        "gptq_shuffle",
+        "(q_weight, q_perm, bit)",
+        "(q_weight, q_perm, bit)",
+        takes={"q_perm": torch.int32},
+        absent={"q_perm": NO_ROWS.format("q_weight")},
+    ),
+    _operator(
+        "gptq_marlin_repack",
+        "(b_q_weight, perm, b_q_weight.shape[0] * 32 // num_bits, b_q_weight.shape[1], num_bits, is_a_8bit)",
+        "(b_q_weight, perm, size_k, size_n, num_bits, is_a_8bit)",
+        takes={"perm": torch.int32},
+        absent={"perm": NO_ROWS.format("b_q_weight")},
+    ),
+    _operator(
+        "awq_marlin_repack",
+        "(b_q_weight, b_q_weight.shape[0], b_q_weight.shape[1] * 32 // num_bits, num_bits, is_a_8bit)",
+        "(b_q_weight, size_k, size_n, num_bits, is_a_8bit)",
+    ),
+    _order(
+        "marlin_permute_scales",
+        "(s, size_k, s.shape[1], group_size, is_a_8bit)",
+        "(s, size_k, size_n, group_size, is_a_8bit=False)",
+    ),
+    _order("marlin_permute_bias", "(s)", "(s)"),
+    _order(
+        "marlin_zero_points",
+        "(zp, zp.shape[0], zp.shape[1], num_bits, is_a_8bit)",
+        "(zp, size_k, size_n, num_bits, is_a_8bit=False)",
+    ),
+    _order(
+        "awq_to_marlin_zero_points",
+        "(q_zp_packed, q_zp_packed.shape[0], q_zp_packed.shape[1] * 32 // num_bits, num_bits, is_a_8bit)",
+        "(q_zp_packed, size_k, size_n, num_bits, is_a_8bit=False)",
+    ),
+    _order("fp8_fused_exponent_bias_into_scales", "(scales)", "(scales)", module=f"{MARLIN_UTILS}_fp8"),
+    _order(
+        "pack_fp8_to_int32",
+        "(fp8_tensor, size_k_first)",
+        "(fp8_tensor, size_k_first=True)",
+        module=f"{MARLIN_UTILS}_fp8",
     ),
     _router("topk_softmax", takes=UNSCALED),
     _router("topk_sigmoid", takes=UNSCALED),

@@ -214,10 +214,12 @@ def _outputs(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
     if not calls:
         yield from (f"  output {name}: {contract.shapes.get(name, '')}" for name in contract.returns)
         return
-    usual = [call for call in calls if all(call.resolved[o.name] == o.default for o in contract.options)] or calls
     others = _varied(contract, calls)
-    dues = [contract.outputs(call) for call in usual]
-    for name in dues[0]:
+    every = [(call, contract.outputs(call)) for call in calls]
+    for name in dict.fromkeys(name for _, due in every for name in due):  # some inputs take the place of an output
+        having = [(call, due) for call, due in every if name in due]
+        pairs = [p for p in having if all(p[0].resolved[o.name] == o.default for o in contract.options)] or having
+        usual, dues = [call for call, _ in pairs], [due for _, due in pairs]
         dtypes = _dtypes(usual, [each[name].dtypes for each in dues])
         partly = any(each[name].specified is not None for each in dues)
         said = "; some elements are unspecified" if partly else ""

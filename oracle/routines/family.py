@@ -33,6 +33,7 @@ BUILT_IN = (
     *("products", "quantisers", "mx", "mx_products", "logits", "attention", "moe", "fused", "kv_cache", "layouts"),
     "decisions",
     "int8",
+    "weight_only",
     "common",
 )
 

@@ -23,6 +23,7 @@ from tests.support.slow_oracle.routines import derive
 
 RAW = {
     torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
     torch.float32: torch.int32,

@@ -22,6 +22,7 @@ from tests.support.slow_oracle import (
     places,
     products,
     quantisers,
+    weight_only,
 )
 from tests.support.slow_oracle.numbers import Array, decode, divide, encode, multiply, rounded
 
@@ -235,6 +236,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "per_token_quant_int8": lambda i, o: int8.grouped(i, i["x"].shape[1], "away", 1e-10),
     "per_token_group_quant_int8": lambda i, o: int8.grouped(i, int(str(o["group_size"])), "zero", 1e-10),
     "cutlass_scaled_mm_azp": int8.product,
+    **weight_only.ROUTINES,
     "maybe_create_device_identity": lambda i, o: [encode(Fraction(1), "float32")],
     "moe_routing": lambda i, o: layers.routing(i["logits"], i.get("bias"), o),
     **{name: lambda i, o, name=name: layers.library_routing(name, i, o) for name in layers.ROUTERS},
