@@ -69,11 +69,11 @@ class Place:
     @property
     def group(self) -> int:
         """Its heads."""
-        return self.heads.stop - self.heads.start
+        return int(self.heads.stop - self.heads.start)
 
     def has(self, token: int, head: int) -> bool:
         """Whether a row of the output is of this attention."""
-        return self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop
+        return bool(self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop)
 
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.
