@@ -288,8 +288,8 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error:
     of_sum = (factor * (total + of_sum) - total) * ROOM
     least, largest = (total - of_sum).clamp(min=0.0), total + of_sum
     scale = problem.v_scale.to(torch.float64).abs()
-    ends = [end / of_l for end in (middle - spread, middle + spread) for of_l in (least, largest)]
-    low, high = torch.stack(ends).amin(dim=0) * scale, torch.stack(ends).amax(dim=0) * scale
+    quotients = [end / of_l for end in (middle - spread, middle + spread) for of_l in (least, largest)]
+    low, high = torch.stack(quotients).amin(dim=0) * scale, torch.stack(quotients).amax(dim=0) * scale
     rounded = (4 * U + 2.0**-22) * torch.maximum(low.abs(), high.abs()) * ROOM + 8 * ETA
     bad = nan[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
     unbounded = ((eps.masked_fill(~keys, 0.0).amax(dim=1, keepdim=True) > 0.5) | (eps_a > 0.5))[:, 0]

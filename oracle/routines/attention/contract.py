@@ -69,11 +69,12 @@ class Place:
     @property
     def group(self) -> int:
         """Its heads."""
-        return int(self.heads.stop - self.heads.start)
+        return int(self.heads.stop) - int(self.heads.start)
 
     def has(self, token: int, head: int) -> bool:
         """Whether a row of the output is of this attention."""
-        return bool(self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop)
+        inside = self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop
+        return bool(inside)
 
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.

@@ -86,8 +86,8 @@ class UnifiedAttention(WideAttention):
     KV head, and multiply these too; all are 1 where they are not given. ``sinks`` is a score for each head that has no
     value. ``softmax_scale`` is D^-0.5 where it is None.
 
-    Queries of E4M3 have no scale here, and their output is bfloat16; a kernel that rounds P to E4M3 for them
-    has to lift it."""
+    Queries of E4M3 have no scale here, and their output is bfloat16; a kernel that rounds P to E4M3 for them has to
+    lift it."""
 
     name = "unified_attention"
     dispatched = False
