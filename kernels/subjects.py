@@ -44,7 +44,6 @@ NUMERICS = {
     ("triton_gemm", "grouped_masked"): "sm90.promote128",
     **{("deep_gemm", op): "sm90.promote128" for op in ("gemm_1d1d", "k_grouped", "skip_head_mid", "einsum")},
     ("vllm_fa3", "attention"): "sm90.fa3.tile",
-    ("flashinfer", "attention_prefill"): "sm90.flashinfer.fp8",
     ("flashinfer", "bmm"): "sm90.chain.product",
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
     ("triton_mx", "mx_product"): "sm90.bf16.dequantised",

@@ -24,7 +24,9 @@ Not covered: state that a routine keeps between calls; a routine whose arguments
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -251,7 +253,9 @@ class Binding:
     ignores : parameters that do not change the numbers, whatever they are in a call that is read.
     domain : extents that it takes, as for :func:`oracle.validate`; "" for any.
     numerics : the schedule that it declares, or None.
-    loads : a module whose import registers the operator.
+    loads : modules of which one registers the operator when it is imported, asked in their order: of a package that was
+        cut down to its compiled library the library itself.
+    arches : the architectures that the routine serves; empty for any.
     release : the distribution and version in which the call was read.
     """
 
@@ -268,8 +272,44 @@ class Binding:
     ignores: tuple[str, ...] = ()
     domain: str = ""
     numerics: str | None = None
-    loads: str = ""
+    loads: tuple[str, ...] = ()
+    arches: tuple[str, ...] = ()
     release: str = ""
+
+    @property
+    def package(self) -> str:
+        """The top module of the library."""
+        return (*self.loads, self.target.partition(":")[0])[0].partition(".")[0]
+
+    def load(self) -> None:
+        """Import what registers the operator, as far as it is needed.
+
+        Raises ImportError: none of the modules is there; whatever one of them raises.
+        """
+        missing = None
+        for module in self.loads:
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:  # raised below where no other module has it either
+                missing = missing or error
+            if self.registered():
+                return
+        if missing is not None:
+            raise missing
+
+    def registered(self) -> bool:
+        """Whether the operator of torch is there; True for a routine that is none."""
+        module, _, name = self.target.partition(":")
+        found: Any = sys.modules.get(module)
+        for part in name.split(".") if module == "torch" else ():
+            found = getattr(found, part, None)
+        return found is not None
+
+    def unserved(self, arch: str) -> str | None:
+        """Why a GPU of this arch is none that the routine serves, in one sentence; None where it is one."""
+        if not self.arches or arch in self.arches:
+            return None
+        return f"{self.target} serves {', '.join(self.arches)}, not {arch}"
 
     @property
     def name(self) -> str:

@@ -38,7 +38,6 @@ BINDINGS = (
         "causal=False, kv_layout='NHD', pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale=None, "
         "window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None, backend='auto', return_lse=False, "
         "kv_cache_sf=None, k_scale=None, v_scale=None)",
-        numerics="sm90.flashinfer.fp8",
         dense=("*",),
         release=RELEASE,
     ),
@@ -58,6 +57,8 @@ BINDINGS = (
         "(A, B.mT().contiguous().mT(), A_scale, B_scale, out_dtype)",  # it reads every B as column-major
         "(A, B, A_scale, B_scale, dtype, out=None, backend='cublas')",
         takes={"out_dtype": HALVES},
+        where="not (A.dtype == B.dtype == torch.float8_e5m2)",
+        domain="n % 2 == 0, k % 4 == 0",  # rows of four bytes, which cuBLASLt takes
         ignores=("backend", "out"),  # which it returns, too
         dense=("*",),
         release=RELEASE,
@@ -107,7 +108,10 @@ BINDINGS = (
         "(logits, bias, num_expert_group, topk_group, top_k, routed_scaling_factor, topk_weights, topk_ids)",
         "(scores, bias, n_group, topk_group, topk, routed_scaling_factor, topk_values, topk_indices, "
         "launch_with_pdl=True, routing_replay_out=None)",
-        where="bias.dtype == logits.dtype and top_k <= 8 and logits.shape[1] <= 384",
+        # what the release checks: of groups the experts of one, and of those that remain
+        where="bias.dtype == logits.dtype and top_k <= 8 and topk_group <= num_expert_group "
+        "and topk_group * num_expert_group >= top_k and (logits.shape[1] <= 384 if num_expert_group == 1 else "
+        "logits.shape[1] <= 32 * num_expert_group and logits.shape[1] * topk_group <= 128 * num_expert_group)",
         ignores=("launch_with_pdl",),
         domain="e <= 384",
         dense=("*",),
@@ -121,6 +125,7 @@ BINDINGS = (
         takes={"a": E4M3, "b": E4M3, "out_dtype": HALVES},
         where="a_scale.shape[0] == (a.shape[0] + 127) // 128",
         ignores=("mma_sm", "out"),
+        arches=("sm100", "sm103", "sm107", "sm120", "sm121"),
         dense=("*",),
         release=RELEASE,
     ),

@@ -6,7 +6,6 @@ A distribution adds its own by an entry point of group ``fp8_oracle.bindings`` t
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -65,8 +64,7 @@ class _Bound:
         for one in bindings():
             known = adapter_of(one).partition(":BOUND.")[2]
             if known == path:
-                if one.loads:
-                    importlib.import_module(one.loads)
+                one.load()
                 return _Bound(path)
             if known.startswith(f"{path}."):
                 return _Bound(path)

@@ -13,11 +13,13 @@ import torch
 from oracle.bindings.binding import Binding, bind
 
 SGLANG = "sglang 0.5.10"
+LOADS = ("sgl_kernel", "sgl_kernel.sm90.common_ops")
+"""The package loads the library of the GPU at hand; where only the one of sm90 was unpacked, that is imported."""
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
 
 
 def _operator(name: str, contract: str, pattern: str, signature: str, **stated: Any) -> Binding:
-    stated = {"loads": "sgl_kernel", "release": "sglang-kernel 0.4.4", "dense": ("*",)} | stated
+    stated = {"loads": LOADS, "release": "sglang-kernel 0.4.4", "dense": ("*",)} | stated
     return bind(f"torch:ops.sgl_kernel.{name}", contract, pattern, signature, **stated)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from oracle.bindings.binding import Binding, bind
 
-STABLE = "vllm._C_stable_libtorch"
+STABLE = ("vllm._C_stable_libtorch",)
 CACHES = "_C_cache_ops"
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
 SLOTS = {"slot_mapping": torch.int64}
@@ -21,7 +21,7 @@ SLOTS = {"slot_mapping": torch.int64}
 def _operator(
     name: str, pattern: str, signature: str, *, contract: str = "", library: str = "_C", **stated: Any
 ) -> Binding:
-    stated = {"loads": "vllm._C", "release": "vllm 0.20.2", "dense": ("*",)} | stated
+    stated = {"loads": ("vllm._C",), "release": "vllm 0.20.2", "dense": ("*",)} | stated
     return bind(f"torch:ops.{library}.{name}", contract or name, pattern, signature, **stated)
 
 
@@ -34,7 +34,7 @@ def _router(name: str, factor: str = "", more: str = "", **stated: Any) -> Bindi
         f"(topk_weights, topk_indices, token_expert_indices, gating_output, renormalize, {scaled}bias"
         f"{', input_ids, tid2eid' if more else ''})",
         library="_moe_C",
-        loads="vllm._moe_C",
+        loads=("vllm._moe_C",),
         derived={"top_k": "topk_ids.shape[1]"},
         ignores=("token_expert_indices",),
         **stated,
@@ -51,6 +51,8 @@ def _order(name: str, pattern: str, signature: str, *, module: str = MARLIN_UTIL
     return bind(f"{module}:{name}", name, pattern, signature, **stated)
 
 
+COMPILED = "e in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 576)"
+"""Experts for which a router of powers of two and multiples of 64 is compiled."""
 UNPADDED: dict[str, object] = {"is_padding": None}
 UNSCALED = UNPADDED | {"routed_scaling_factor": 1.0}
 
@@ -173,7 +175,9 @@ BINDINGS = (
         "dummy_is_tma_aligned)",
         contract="per_token_group_quant_fp8",
         loads=STABLE,
-        takes={"column_major_scales": False, "tma_aligned_scales": False},
+        # powers of two have a second floor, on the scale: the recipe vllm_group_ue8m0
+        takes={"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False},
+        where="x.is_contiguous()",
         shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
     ),
     _operator(
@@ -245,13 +249,13 @@ BINDINGS = (
     ),
     _router("topk_softmax", takes=UNSCALED),
     _router("topk_sigmoid", takes=UNSCALED),
-    _router("topk_softplus_sqrt", "routed_scaling_factor", ", None, None", takes=UNPADDED),
+    _router("topk_softplus_sqrt", "routed_scaling_factor", ", None, None", takes=UNPADDED, domain=COMPILED),
     _operator(
         "grouped_topk",
         "(logits, num_expert_group, topk_group, top_k, renormalize, routed_scaling_factor, bias, 1)",
         "(scores, n_group, topk_group, topk, renormalize, routed_scaling_factor, bias, scoring_func)",
         library="_moe_C",
-        loads="vllm._moe_C",
+        loads=("vllm._moe_C",),
         where="top_k <= 32 and num_expert_group <= 32",
     ),
     bind(
@@ -278,7 +282,7 @@ BINDINGS = (
         "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, softcap, "
         "is_rotary_interleaved, scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp_world_size, cp_rank, "
         "cp_tot_seqused_k)",
-        loads="vllm.vllm_flash_attn._vllm_fa3_C",
+        loads=("vllm.vllm_flash_attn._vllm_fa3_C",),
         release="vllm 0.20.2",
         absent={  # the build takes sequences of several lengths alone
             "seqused_k": "torch.full((k.shape[0],), k.shape[1], dtype=torch.int32, device=k.device)",
@@ -295,7 +299,7 @@ BINDINGS = (
         "-> out, softmax_lse, ...",
         "(q, k_cache, indices, topk_length, attn_sink, tile_scheduler_metadata, num_splits, extra_k_cache, "
         "extra_indices, extra_topk_length, head_dim_v, softmax_scale, out)",
-        loads="vllm._flashmla_C",
+        loads=("vllm._flashmla_C",),
         release="vllm 0.20.2",
         absent={"softmax_scale": "q.shape[3] ** -0.5"},
         domain="h % 64 == 0, h <= 128, t % 64 == 0",

@@ -105,8 +105,7 @@ def again(binding: str | Binding, case: str, expected: str, *, device: str = "cu
     known = find(binding, one.contract) if isinstance(binding, str) else binding
     if known is None:
         raise OptionError(f"{binding} has no binding under {one.contract}; give one that is made by bind()")
-    if known.loads:
-        importlib.import_module(known.loads)
+    known.load()
     module, _, name = known.target.partition(":")
     routine: Callable[..., object] = attrgetter(name)(importlib.import_module(module))
     inputs, options = one.inputs(), dict[str, Any](one.call_options())

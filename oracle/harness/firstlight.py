@@ -86,7 +86,7 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
     for contract, target in CHAINS:
         bound = find(target, contract)
         assert bound is not None, f"{target} has no binding under {contract}"
-        if find_spec((bound.loads or target).partition(":")[0].partition(".")[0]) is None:
+        if find_spec(bound.package) is None:
             continue
         given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
         readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from oracle.bindings.known import bindings
+from oracle.bindings.known import find as find_bound
 from oracle.errors import DeviceError, OptionError, OracleError, SubjectError
 from oracle.fixtures.call_file import SUFFIX, CallFile, write
 from oracle.harness.jobs import Lost, Pool, divided
@@ -148,7 +149,7 @@ def of_bindings() -> list[Project]:
     """The projects whose routines have bindings, by name; a row of a run says which are not installed here."""
     projects: dict[str, Project] = {}
     for one in bindings():
-        name = (one.loads or one.target.partition(":")[0]).partition(".")[0]
+        name = one.package
         distribution = one.release.partition(" ")[0]
         project = projects.setdefault(name, Project(name, (distribution,), f"its bindings are of {one.release}", ()))
         kernel = Kernel(one.contract, one.target, name=one.target.rpartition(":")[2].rpartition(".")[2])
@@ -267,6 +268,9 @@ def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str
         if asked.device not in project.devices:
             return replace(base, why=f"runs on {', '.join(project.devices)} alone", versions=versions), None
         place = None if asked.save is None else asked.save / f"{project.name}.{kernel.named}.{kernel.contract}"
+        known = None if kernel.adapter is not None else find_bound(kernel.call, kernel.contract)
+        if known is not None and (unserved := known.unserved(arch_of(asked.device))) is not None:
+            return replace(base, why=unserved, versions=versions), None
         listener = _Identified(kernel, place)
         try:
             report = validate(

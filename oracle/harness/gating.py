@@ -66,7 +66,7 @@ class Gated:
         self._bindings, self._arch, self._inside = targets, arch, threading.local()
 
     def __enter__(self) -> Self:
-        loads = {one.loads for several in self._bindings.values() for one in several if one.loads}
+        loads = {module for several in self._bindings.values() for one in several for module in one.loads}
         self._interception = Interception(self._bindings, loads, self._around)
         return self
 

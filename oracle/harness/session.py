@@ -183,8 +183,10 @@ class Session:
         self._last = []
 
     def takes(self, case: str, **extents: int) -> bool:
-        """Whether the kernel may be called with the extents of a case, some of them replaced."""
-        return self.domain.holds({**dict(cases.parse(case).extents), **extents})
+        """Whether the kernel may be called with the extents of a case, some of them replaced. Names that are no extents
+        of the case change nothing."""
+        own = dict(cases.parse(case).extents)
+        return self.domain.holds({**own, **{name: value for name, value in extents.items() if name in own}})
 
     def judge(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict:
         """The verdict on the numbers of an answer."""

@@ -153,6 +153,8 @@ def validate(
     """
     own = adapter is None and isinstance(kernel, str) and not untrusted  # a sandbox has no oracle, nor its bindings
     if own and (binding := find(str(kernel), contract)) is not None:
+        if binding.arches and (why := binding.unserved(arch or arch_of(device))) is not None:
+            raise DeviceError(f"{why}; validate it on such a GPU, or name another arch")
         contract, adapter = binding.contract, adapter_of(binding)
         domain, numerics = domain or binding.domain or None, numerics or binding.numerics
     if contract is None:

@@ -397,27 +397,33 @@ def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     input that an axis of an output follows. The last axis counts columns, and is left out unless the contract is a
     product.
 
-    Each answer is judged; a batch that the contract refuses is left out. Where bits differ the reference says whether
-    rows depend on each other, as under the amax of a tensor: then nothing is concluded.
+    Each answer is judged; a batch that the contract refuses, or whose rows are no extent of the kernel's domain, is
+    left out: where no other is left, that is said. Where bits differ the reference says whether rows depend on each
+    other, as under the amax of a tensor: then nothing is concluded.
     """
     contract = calls.session.contract
     call = Call(contract, inputs, options)
     first = next((spec for spec in contract.inputs if spec.name in inputs), None)
+    beyond = False  # a batch was left out
     for axis in range(0 if first is None else inputs[first.name].dim() - (not contract.multiplies) or 1):
         assert first is not None
         rows = inputs[first.name].shape[axis] if inputs[first.name].dim() else 0
         batches = dict.fromkeys((1, rows // 2, rows // 2 // STEP * STEP) if rows > 1 else ())
         ways = ((count, _fewer(call, first, axis, count)) for count in batches if count)
-        smaller = [(count, *found) for count, found in ways if found is not None][:2]
-        if smaller:
+        smaller = [(count, *found) for count, found in ways if found is not None]
+        admitted = [one for one in smaller if calls.session.takes(calls.case, **{_extent(first, axis): one[0]})][:2]
+        beyond |= not admitted and bool(smaller)
+        if admitted:
             break
     else:
+        if beyond:
+            yield Note(calls.case, SMALLER, f"not tried: none lies in the domain {calls.session.domain}")
         return
     base, verdict = calls.ask(RERUN, "called again", inputs, options, taken=True)
     if base.problem is not None or verdict.status.is_failure:
         return
     tried, differing = 0, []
-    for count, cut, along in smaller:
+    for count, cut, along in admitted:
         answer, _ = calls.ask(SMALLER, f"the first {count} of {rows} rows as a batch", cut.inputs, options)
         if answer.problem is not None or calls.hung:
             continue
@@ -429,6 +435,11 @@ def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
             differing.append(count)
     if tried:
         yield _in_batches(calls.case, rows, differing, required=required)
+
+
+def _extent(spec: TensorSpec, axis: int) -> str:
+    """The extent that an axis of an input is in the ids of cases; "" where the contract gives the axis no name."""
+    return spec.dims[axis].partition("|")[0].lower() if spec.dims else ""
 
 
 def _fewer(call: Call, first: TensorSpec, axis: int, count: int) -> tuple[Call, dict[str, int]] | None:

@@ -226,7 +226,7 @@ class Watch:
         self._replay = torch.cuda.CUDAGraph.replay
         try:
             self._paths.start()
-            loads = {one.loads for several in self._bindings.values() for one in several if one.loads}
+            loads = {module for several in self._bindings.values() for one in several for module in one.loads}
             self._interception = Interception(self._bindings, loads, self._around)
             torch.cuda.CUDAGraph.replay = self._replayed()  # type: ignore[method-assign]
         except BaseException:  # raised again: nothing stays intercepted

@@ -1,9 +1,10 @@
 """The extents that a routine takes: stated as conditions, or learned from what it refuses.
 
-    m % 4 == 0, n % 128 == 0, 1 <= m <= 4096, m * k < 2**31
+    m % 4 == 0, n % 128 == 0, 1 <= m <= 4096, m * k < 2**31, d in (64, 128, 256)
 
-Conditions are comparisons (``== != < <= > >=``, chains of them too) of integer expressions (``+ - * // %``, and ``**``
-of two numbers) over the names of extents; all of them must hold. The text is parsed, never evaluated as code.
+Conditions are comparisons (``== != < <= > >=``, chains of them too, and ``in`` some values) of integer expressions
+(``+ - * // %``, and ``**`` of two numbers) over the names of extents; all of them must hold. The text is parsed, never
+evaluated as code.
 
 A domain that is learned (:func:`learned`) has the form ``name % step == 0, low <= name <= high`` for each extent.
 Not covered: conditions on dtypes, schemes and options, which are no extents.
@@ -56,6 +57,9 @@ class Condition:
     def holds(self, extents: Extents) -> bool:
         """Whether these extents satisfy it; a division by zero does not."""
         try:
+            if (members := _members(self.tree)) is not None:
+                value = _value(self.tree.left, extents)
+                return any(value == _value(member, extents) for member in members)
             values = [_value(node, extents) for node in (self.tree.left, *self.tree.comparators)]
         except ZeroDivisionError:
             return False
@@ -131,12 +135,14 @@ def parse(text: str, names: Sequence[str]) -> Domain:
     conditions = []
     for node in tree.elts if isinstance(tree, ast.Tuple) else [tree]:
         comparison = ast.unparse(node)
-        if not isinstance(node, ast.Compare) or any(type(op) not in _COMPARISONS for op in node.ops):
+        members = _members(node) if isinstance(node, ast.Compare) else None
+        compared = isinstance(node, ast.Compare) and all(type(op) in _COMPARISONS for op in node.ops)
+        if not isinstance(node, ast.Compare) or (members is None and not compared):
             raise OptionError(f"domain={text!r}: {comparison!r} is no comparison; {way_out}")
         used = frozenset(child.id for child in ast.walk(node) if isinstance(child, ast.Name))
         if unknown := sorted(used - set(names)):
             raise OptionError(f"domain={text!r}: {unknown[0]!r} is no extent; {way_out}")
-        for side in (node.left, *node.comparators):
+        for side in (node.left, *(node.comparators if members is None else members)):
             if (wrong := _refused(side)) is not None:
                 raise OptionError(f"domain={text!r}: {wrong!r} is no integer expression of extents; {way_out}")
         conditions.append(Condition(comparison, used, node))
@@ -186,6 +192,12 @@ def _edge(admitted: Callable[[int], bool], inside: int, outer: int, step: int) -
         middle = (good + bad) // 2
         good, bad = (middle, bad) if admitted(inside + sign * middle * step) else (good, middle)
     return inside + sign * good * step
+
+
+def _members(node: ast.Compare) -> list[ast.expr] | None:
+    """The values of ``x in (1, 2, 4)``; None for any other comparison."""
+    (*_, last) = node.comparators
+    return last.elts if [type(op) for op in node.ops] == [ast.In] and isinstance(last, ast.Tuple) else None
 
 
 def _refused(node: ast.expr) -> str | None:

@@ -71,7 +71,7 @@ class Pipeline:
     lift : what is added to the exponent of P, in powers of two; gain : what multiplies P, rounded once more.
     promoted : every tile is summed from zero and added in float32; else one chain goes over all.
     backward : from the last tile to the first.
-    scales_first : ``c`` is ``fl(fl(q softmax) fl(k log2 e))``; else ``fl(fl(softmax log2 e) fl(q k))``.
+    scales_first : ``c`` is ``fl(fl(fl(q k) softmax) log2 e)``; else ``fl(fl(softmax log2 e) fl(q k))``.
     sums_codes : the row sum is of the rounded P; a fault.
     lag : the maximum is only raised when it grows by more than so many powers of two; a fault where P saturates.
     rescales : O and l are rescaled when the maximum grows; without it, a fault.
@@ -123,7 +123,7 @@ class Pipeline:
         q, k = problem.q_scale.to(torch.float64), problem.k_scale.to(torch.float64)
         softmax = float(np.float32(problem.softmax_scale))
         if self.scales_first:
-            return f32(f32(q * softmax) * f32(k * LOG2_E))
+            return f32(f32(f32(q * k) * softmax) * LOG2_E)
         return f32(f32(q * k) * float(np.float32(softmax * math.log2(math.e))))
 
     def value_scale(self, problem: Attention) -> Tensor:

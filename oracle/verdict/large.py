@@ -180,8 +180,8 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
         return None
     i, j = found.worst.index  # an exact element where all are: its interval is asked like any other's
     part = next(part for part in parts if part.rows is None or bool((part.rows == i).any()))
-    at = i if part.rows is None else int(torch.nonzero(part.rows == i)[0, 0])
-    one = _closely(part, torch.tensor([at], device="cpu"), torch.tensor([j], device="cpu"), output, name)
+    within = i if part.rows is None else int(torch.nonzero(part.rows == i)[0, 0])
+    one = _closely(part, torch.tensor([within], device="cpu"), torch.tensor([j], device="cpu"), output, name)
     assert one.found.worst is not None
     worst = replace(one.found.worst, index=found.worst.index)
     return replace(found, worst=worst), exact_and_interval(one.known.part.product, name)[1].name

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from oracle.bindings import known
-from oracle.bindings.binding import bind
+from oracle.bindings.binding import Binding, bind
 from oracle.bindings.known import adapter_of, bindings, find
 from oracle.errors import OptionError
+from oracle.harness import gallery
 from oracle.harness.validation import validate
+from oracle.routines.cases import grammars
+from oracle.routines.domain import parse
 from tests.support.commandline import Cli
 
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=2,n=128,k=256/family=randn/seed=2"
@@ -69,6 +73,57 @@ def test_several_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_adapters_are_found_by_their_names() -> None:
     """Each binding has one, which a worker imports."""
     assert len({adapter_of(one) for one in bindings()}) == len({one.name for one in bindings()}) == len(bindings())
+
+
+def test_domains_are_read() -> None:
+    """Each is a condition on extents that cases of its contract have."""
+    stated = [one for one in bindings() if one.domain]
+    assert len(stated) > 15
+    for one in stated:
+        assert parse(one.domain, grammars()[one.contract].extents), one.name
+    with pytest.raises(OptionError, match="is no extent"):  # the twin
+        parse("e % 4 == 0", grammars()["fp8_gemm_nt"].extents)
+
+
+def test_an_operator_of_a_package_that_was_cut_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package does not register it, the library in its folder is imported; one that does is enough."""
+    body = "import torch\nl = torch.library.Library('cut_down', 'FRAGMENT')\nl.define('{}(Tensor x) -> Tensor')\n"
+    for name, package in (("of_the_library", "cut"), ("of_the_package", "whole")):
+        (tmp_path / package / "sm90").mkdir(parents=True)
+        (tmp_path / package / "sm90" / "common_ops.py").write_text(body.format(name))
+    (tmp_path / "whole" / "__init__.py").write_text(body.format("of_the_package"))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def of(package: str, name: str) -> Binding:
+        loads = (package, f"{package}.sm90.common_ops")
+        return bind(f"torch:ops.cut_down.{name}", "fp8_gemm_nt", "(a)", "(x)", loads=loads)
+
+    for one in (of("cut", "of_the_library"), of("whole", "of_the_package")):
+        assert not one.registered()
+        one.load()
+        assert one.registered()
+    assert "whole.sm90" not in sys.modules
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        of("no_such_package", "of_nothing").load()
+
+
+def test_the_architectures_that_a_routine_serves(cli: Cli) -> None:
+    """A GPU of another one is refused before anything is loaded."""
+    ran = cli("validate", "flashinfer.gemm:gemm_fp8_nt_blockscaled", "--arch", "sm90")
+    assert ran.status == 2
+    assert "gemm_fp8_nt_blockscaled serves sm100, sm103, sm107, sm120, sm121, not sm90" in ran.err
+    one = find("flashinfer.gemm:gemm_fp8_nt_blockscaled")
+    assert one is not None and one.unserved("sm100") is None
+    assert all(other.unserved("sm90") is None for other in bindings() if not other.arches)
+
+
+def test_a_gallery_leaves_what_does_not_serve_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row says why, and is no failure."""
+    monkeypatch.setattr(gallery, "arch_of", lambda device: "sm90")
+    monkeypatch.setattr(gallery.Project, "versions", lambda project: {project.distributions[0]: "1"})
+    key = "flashinfer.gemm_fp8_nt_blockscaled/gemm_fp8_nt_groupwise"
+    ((row, report),) = gallery.run(gallery.Asked(None), [key])
+    assert (row.verdict, report) == ("UNSUPPORTED", None) and "not sm90" in row.why
 
 
 def test_list(cli: Cli) -> None:

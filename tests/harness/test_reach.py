@@ -13,7 +13,7 @@ import pytest
 
 from oracle.errors import OptionError
 from oracle.harness.reach import Coverage, Reach
-from oracle.harness.report import COVERAGE, NUMBERS
+from oracle.harness.report import BATCH, COVERAGE, NUMBERS
 from oracle.harness.validation import _cases, validate
 from oracle.harness.watches import SMALLER
 from oracle.routines import profiles
@@ -219,6 +219,19 @@ class TestValidate:
         asked = (f"{LIMITED}:raises_for_m", GEMM)
         assert validate(*asked, case=case, domain="m % 4 == 0", limit=60).conforms
         assert [f.watch for f in validate(*asked, case=case, limit=60).failures] == [SMALLER]
+
+    @pytest.mark.usefixtures("in_process")
+    def test_fewer_rows_of_any_contract_stay_in_the_domain(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of 8 rows 4 are asked, of 4 none is left, which is said; without a domain one row is asked (the twin)."""
+        monkeypatch.setattr("oracle.harness.validation.WATCHED", {"quick": 1})
+        asked = (f"{LIMITED}:casts_for_m", "per_token_cast_to_fp8")
+        eight, four = (f"per_token_cast_to_fp8/bf16-e4m3/1x128/m={m},k=256/family=randn/seed=1" for m in (8, 4))
+        tried = validate(*asked, case=eight, domain="m % 4 == 0", limit=60)
+        assert tried.conforms and BATCH in tried.watches() and not any(SMALLER in note for note in tried.notes)
+        left = validate(*asked, case=four, domain="m % 4 == 0", limit=60)
+        assert left.conforms and BATCH not in left.watches()
+        assert any(f"{SMALLER}: not tried: none lies in the domain m % 4 == 0" in note for note in left.notes)
+        assert [f.watch for f in validate(*asked, case=eight, limit=60).failures] == [SMALLER]
 
 
 class TestDrawn:

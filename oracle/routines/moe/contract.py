@@ -30,7 +30,7 @@ from oracle.bounds.accumulator import of_schedule
 from oracle.bounds.code_boxes import code_boxes
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import U
-from oracle.errors import InputError, NumericsError, OptionError, ShapeError, among
+from oracle.errors import InputError, NumericsError, OptionError, ShapeError, among, counted
 from oracle.numbers import recipe_table
 from oracle.numbers.formats import BF16, E4M3FN, FP32, decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
@@ -145,7 +145,8 @@ class Routing(Contract):
         weights = verdict(
             compare(outputs["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
         )
-        return worst_of([_judge_ids(bad, outputs["topk_ids"]), weights])
+        right = routing.best_experts(all_scores.choice, router, biased=bias is not None)
+        return worst_of([_judge_ids(bad, outputs["topk_ids"], torch.where(padding, -1, right)), weights])
 
 
 @register
@@ -474,13 +475,21 @@ def steps_of(inputs: Inputs, options: Options) -> Steps:
     )
 
 
-def _judge_ids(bad: Tensor, ids: Tensor) -> Verdict:
+def _judge_ids(bad: Tensor, ids: Tensor, right: Tensor) -> Verdict:
+    """Of rows with wrong experts, the first: what it has beside a right choice. Ids are no numbers between two ends."""
     worst = None
     if bool(bad.any()):
         row = int(torch.nonzero(bad)[0, 0])
         worst = Worst((row, 0), float(ids[row, 0]), math.nan, math.nan, math.nan, math.inf, "topk_ids")
     comparison = Comparison(int(bad.sum()), bad.numel(), 0, math.inf if worst else 0.0, worst, bad)
-    return verdict(comparison, basis="experts whose choice no rounding explains otherwise")
+    basis = "experts whose choice no rounding explains otherwise"
+    if worst is None:
+        return verdict(comparison, basis=basis)
+    given, due = (", ".join(map(str, experts[worst.index[0]].tolist())) for experts in (ids, right))
+    text = (
+        f"{comparison.outside} of {counted(len(ids), 'row')} have wrong experts ({basis}): topk_ids[{worst.index[0]}] "
+    )
+    return replace(verdict(comparison, basis=basis), summary=f"{text}is {given}; {due} are right")
 
 
 def no_boxes(contract: str, numerics: str) -> str | None:

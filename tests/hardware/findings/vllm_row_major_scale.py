@@ -12,7 +12,7 @@ again(
         "cutlass_scaled_mm",
         "(out, a, b.t(), a_scale, b_scale.t(), bias)",
         "(out, a, b, a_scales, b_scales, bias)",
-        loads="vllm._C_stable_libtorch",
+        loads=("vllm._C_stable_libtorch",),
     ),
     "cutlass_scaled_mm/e4m3xe4m3-bf16/1x128:128x128/m=16,n=256,k=512/family=randn/seed=1",
     "outside the bound",

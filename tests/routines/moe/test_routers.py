@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import oracle
 from oracle.errors import InputError, OptionError
 from oracle.routines import get
 from oracle.routines.moe.routers import ROWS
@@ -83,6 +84,16 @@ class TestUngrouped:
         options = {"top_k": 2, "renormalize": True}
         assert judge(name, {"logits": x}, zero, ids, **options).status is Status.PASSED
         assert judge(name, {"logits": x}, zero + 0.5, ids, **options).status is Status.FAILED
+
+    def test_wrong_experts_are_said_beside_right_ones(self) -> None:
+        """Ids are no numbers between two ends: the first wrong row is said, and a choice that is right."""
+        inputs = {"logits": torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])}
+        right = oracle.reference("topk_softmax", inputs, top_k=2)
+        wrong = right | {"topk_ids": torch.tensor([[0, 1], [3, 0]], dtype=torch.int32)}
+        assert oracle.judge("topk_softmax", inputs, right, arch="sm90", top_k=2)
+        summary = oracle.judge("topk_softmax", inputs, wrong, arch="sm90", top_k=2).summary
+        assert "1 of 2 rows have wrong experts" in summary and "topk_ids[1] is 3, 0; 3, 2 are right" in summary
+        assert "nan" not in summary
 
     def test_padding(self) -> None:
         """Rows of padding have no expert; nothing is said of their weights."""

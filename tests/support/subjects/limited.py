@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from oracle.routines import get
 from tests.support.subjects.right import _product, gemm
 
 Gemm = Callable[..., Tensor]
@@ -44,6 +45,13 @@ def raises_for_m(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dty
     if a.shape[0] % 4:
         raise RuntimeError("misaligned address")
     return gemm(a, a_scale, b, b_scale, out_dtype)
+
+
+def casts_for_m(x: Tensor, use_ue8m0: bool = False, group: int = 128) -> dict[str, Tensor]:
+    """A cast of each row that raises unless M % 4 == 0."""
+    if x.shape[0] % 4:
+        raise RuntimeError("misaligned address")
+    return dict(get("per_token_cast_to_fp8").reference({"x": x}, use_ue8m0=use_ue8m0, group=group))
 
 
 def wrong_where(wrong: Callable[[Tensor, Tensor], bool]) -> Gemm:
