@@ -339,8 +339,11 @@ class Binding:
             after = ast.parse(f"({returned.strip()},)", mode="eval").body if returned.strip() else None
         except SyntaxError as error:
             raise OptionError(f"{self.target}: the pattern {self.pattern!r} is no call: {error.msg}") from None
-        unpacked = any(isinstance(part, ast.Starred) for part in ast.walk(tree))
-        if not isinstance(tree, ast.Call) or unpacked or any(keyword.arg is None for keyword in tree.keywords):
+        if (
+            not isinstance(tree, ast.Call)
+            or any(isinstance(part, ast.Starred) for part in tree.args)
+            or any(keyword.arg is None for keyword in tree.keywords)
+        ):
             raise OptionError(f"{self.target}: the pattern {self.pattern!r} is no call")
         positional = tuple(map(self._word, tree.args))
         named = {str(keyword.arg): self._word(keyword.value) for keyword in tree.keywords}

@@ -18,9 +18,10 @@ from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.harness import gallery, provenance
 from oracle.harness.validation import PROFILES
-from oracle.report.gallery import Run, beside, page, read
+from oracle.report.gallery import Run, beside, page, read, stored
 
 FOLDER = Path("tests/hardware/gallery")
+STORED = Path("fixtures/gallery/gallery.json")
 ROWS, PAGE = "gallery.json", "gallery.md"
 STYLES = {"CONFORMS": "green", "FAILED": "bold red", "CRASHED": "bold red", "UNTESTED": "yellow", "UNSUPPORTED": "dim"}
 
@@ -32,7 +33,8 @@ def add(commands: Commands) -> None:
         lambda arguments: 2,
         "kernels of other projects, each judged under its contract",
         "A gallery is a folder with a file for each project. `run` validates its kernels and leaves a record, a "
-        "report of each kernel and a page; `page` writes the page of a record, `compare` what changed between two.",
+        "report of each kernel and a page; `page` writes the page of a record, `compare` what changed between two, "
+        "`store` puts one into another.",
     )
     verbs = command.add_subparsers(dest="verb", required=True, metavar="VERB")
     listed = add_command(verbs, "list", _list, "the projects and kernels of a gallery")
@@ -68,6 +70,17 @@ def add(commands: Commands) -> None:
     paging.add_argument("--out", type=Path, metavar="DIR", help=f"gets {ROWS} and {PAGE} of all; printed without")
     text = f"keep of each kernel what its line needs, for a {ROWS} in a repository; `compare` then knows verdicts alone"
     paging.add_argument("--brief", action="store_true", help=text)
+    storing = add_command(
+        verbs,
+        "store",
+        _store,
+        "put the rows of a run into a record that is kept",
+        "A kernel that ran replaces the rows of its project and contract; every other row stays, and says where it was "
+        "recorded. Prints what changed.",
+    )
+    storing.add_argument("new", type=Path, metavar="NEW", help=f"{ROWS} of a run")
+    text = f"the record that is kept (default: {STORED} of a checkout)"
+    storing.add_argument("--into", type=Path, metavar=ROWS, default=STORED, help=text)
     moved = add_command(verbs, "compare", _compare, "what changed between two records", "Exit 1 when a kernel broke.")
     moved.add_argument("old", type=Path, metavar="OLD")
     moved.add_argument("new", type=Path, metavar="NEW")
@@ -169,6 +182,16 @@ def _page(arguments: argparse.Namespace) -> int:
     else:
         whole.write(arguments.out / ROWS)
         fixtures.write_bytes(arguments.out / PAGE, page(whole).encode())
+    return 0
+
+
+def _store(arguments: argparse.Namespace) -> int:
+    old, new = read(arguments.into), read(arguments.new)
+    kept = stored(old, new)
+    kept.write(arguments.into)
+    say("\n".join(beside(old, kept)) or "nothing changed")
+    there = sum(1 for row in kept.rows if not row.recorded)
+    say(f"{len(kept.rows)} rows in {arguments.into}, {there} recorded as {arguments.new}")
     return 0
 
 

@@ -110,7 +110,7 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             (
                 *("verify", "--arch", arch, "--fixtures", "none", "--keep", kept, "--jobs", str(min(jobs, 6))),
                 *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
-                *("--record", str(folder / "verify.jsonl"), "--resume"),
+                *("--record", str(folder / "verify.jsonl")),
             ),
             150,
             "every routine that the layer plans here, judged",

@@ -32,6 +32,7 @@ class Row:
     counts the faults that explain failures. ``batch`` and ``reruns`` say whether results depend on the batch and on the
     run: "same", "differ", or "" where it was not tried. ``covered`` is what was reached. ``cases`` has, for each case,
     its status and what it matches. ``exempt`` are watches that the project excludes, each with what it says.
+    ``recorded`` is where and when it was run, where that is not what its record says of all.
     """
 
     project: str
@@ -55,6 +56,7 @@ class Row:
     versions: Mapping[str, str] = field(default_factory=dict)
     cases: Mapping[str, str] = field(default_factory=dict)
     exempt: tuple[str, ...] = ()
+    recorded: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -101,6 +103,31 @@ def read(path: Path) -> Run:
     return Run(record.get("machine", {}), tuple(rows))
 
 
+def stored(old: Run, new: Run) -> Run:
+    """The rows of ``old`` with those of ``new`` instead, brief, for a record that is kept in a repository.
+
+    A row of a kernel that ran replaces every row of its project and contract, whatever they call the kernel; rows of
+    kernels that did not run (UNSUPPORTED) replace none, and are left out. The record is that of the new run; a row that
+    stays says where it was recorded, if elsewhere.
+    """
+    fresh: dict[tuple[str, str], list[Row]] = {}
+    for row in new.rows:
+        if row.verdict != "UNSUPPORTED":
+            fresh.setdefault((row.project, row.contract), []).append(row.brief())
+    rows: list[Row] = []
+    for row in old.rows:
+        if (place := (row.project, row.contract)) in fresh:
+            rows += fresh[place]  # where the first of the old ones stood
+            fresh[place] = []
+        else:
+            elsewhere = dict(old.machine) if old.machine != new.machine else {}
+            rows.append(replace(row, recorded=row.recorded or elsewhere))
+    rows += [row for left in fresh.values() for row in left]
+    return Run(
+        new.machine, tuple(replace(row, recorded={} if row.recorded == new.machine else row.recorded) for row in rows)
+    )
+
+
 def page(run: Run) -> str:
     """The rows as Markdown: how many, how they ended, and a table with what is wrong first."""
     rows = sorted(run.rows, key=lambda row: (ORDER.index(row.verdict), row.key))
@@ -121,9 +148,14 @@ def page(run: Run) -> str:
     if left:
         lines += ["", "Not run here:", ""]
         lines += [f"- {row.project} {code(row.kernel)} under {code(row.contract)}: {row.why}" for row in left]
-    versions = sorted((name, value) for row in tried for name, value in row.versions.items())
-    recorded = dict.fromkeys(f"{name} {value}" for name, value in (*run.machine.items(), *versions))
-    lines += ["", f"Recorded with {', '.join(recorded)}."]
+    places: dict[str, list[Row]] = {}
+    for row in sorted(tried, key=lambda row: bool(row.recorded)):  # the run's own first
+        machine = row.recorded or run.machine
+        places.setdefault(", ".join(f"{name} {value}" for name, value in machine.items()), []).append(row)
+    for place, those in (places or {"": []}).items():
+        versions = sorted({f"{name} {value}" for row in those for name, value in row.versions.items()})
+        which = "Recorded" if len(places) < 2 else f"{counted(len(those), 'kernel')} recorded"
+        lines += ["", f"{which} with {', '.join(filter(None, dict.fromkeys((*place.split(', '), *versions))))}."]
     return "\n".join(lines) + "\n"
 
 

@@ -122,7 +122,8 @@ def test_a_gallery_leaves_what_does_not_serve_the_gpu(monkeypatch: pytest.Monkey
     monkeypatch.setattr(gallery, "arch_of", lambda device: "sm90")
     monkeypatch.setattr(gallery.Project, "versions", lambda project: {project.distributions[0]: "1"})
     key = "flashinfer.gemm_fp8_nt_blockscaled/gemm_fp8_nt_groupwise"
-    ((row, report),) = gallery.run(gallery.Asked(None), [key])
+    with gallery._validating(gallery.Asked(None)) as validated:
+        row, report = validated(key)
     assert (row.verdict, report) == ("UNSUPPORTED", None) and "not sm90" in row.why
 
 

@@ -18,7 +18,7 @@ from oracle.errors import DeviceError, FixtureError, OptionError, SubjectError
 from oracle.harness import gallery, process
 from oracle.harness.report import NUMBERS, Finding, Report
 from oracle.harness.session import UNWRITTEN, failed
-from oracle.report.gallery import Row, Run, beside, page, read
+from oracle.report.gallery import Row, Run, beside, page, read, stored
 from tests.support import forked_worker
 from tests.support.commandline import Cli
 from tests.support.forked import forked
@@ -238,6 +238,54 @@ class TestBesideEachOther:
         record = str(out / "gallery.json")
         assert "nothing changed" in cli("gallery", "compare", record, record).out
         assert cli("gallery", "page", record).out.startswith("4 kernels")
+
+
+class TestStored:
+    """The rows of a run in a record that is kept, each with where it was recorded."""
+
+    OLD = Run(
+        {"date": "1", "gpu": "A"},
+        (
+            Row("p", "by an adapter", "gemm", "CONFORMS", versions={"p": "1"}),
+            Row("p", "another", "gemm", "CONFORMS"),
+            Row("p", "cast", "cast", "CONFORMS"),
+            Row("q", "cast", "cast", "FAILED", recorded={"date": "0", "gpu": "C"}),
+        ),
+    )
+    NEW = Run(
+        {"date": "2", "gpu": "B"},
+        (
+            Row("p", "gemm", "gemm", "FAILED", why="w" * 500, cases={CASE: "FAILED"}, versions={"p": "2"}),
+            Row("p", "cast", "cast", "UNSUPPORTED", why="not installed"),
+            Row("r", "cast", "cast", "CONFORMS"),
+        ),
+    )
+
+    def test_rows(self) -> None:
+        kept = stored(self.OLD, self.NEW)
+        assert kept.machine == self.NEW.machine
+        assert [row.key for row in kept.rows] == ["p.gemm/gemm", "p.cast/cast", "q.cast/cast", "r.cast/cast"]
+        assert [row.recorded.get("gpu", "") for row in kept.rows] == ["", "A", "C", ""]
+        assert kept.rows[0].cases == {} and len(kept.rows[0].why) <= 200
+        again = stored(kept, self.NEW)
+        assert again == kept
+        assert [row.recorded for row in stored(kept, self.OLD).rows if row.project == "r"] == [self.NEW.machine]
+
+    def test_the_page_says_where(self) -> None:
+        said = page(stored(self.OLD, self.NEW))
+        assert "2 kernels recorded with date 2, gpu B, p 2." in said
+        assert "1 kernel recorded with date 1, gpu A." in said and "1 kernel recorded with date 0, gpu C." in said
+        assert "Recorded with date 2, gpu B, p 2." in page(self.NEW)
+
+    def test_the_command(self, tmp_path: Path, cli: Cli) -> None:
+        new, kept = tmp_path / "new.json", tmp_path / "kept.json"
+        self.NEW.write(new)
+        self.OLD.write(kept)
+        ran = cli("gallery", "store", str(new), "--into", str(kept))
+        assert ran.status == 0 and "4 rows in" in ran.out and "p.another/gemm: gone" in ran.out
+        assert read(kept) == stored(self.OLD, self.NEW)
+        assert "nothing changed" in cli("gallery", "store", str(new), "--into", str(kept)).out
+        assert cli("gallery", "store", str(new), "--into", str(tmp_path / "none.json")).status == 2
 
 
 class TestRefused:

@@ -28,7 +28,6 @@ NAME = "model.layers.0.mlp.down_proj"
 X = torch.randn(5, K, generator=torch.Generator().manual_seed(0)).bfloat16()
 KINDS, ARCHES = tuple(FORMATS), ("sm100", "sm103", "sm120")
 BIAS = torch.randn(N, generator=torch.Generator().manual_seed(3)).bfloat16()
-PACKAGES = {"flashinfer": "0.7.2.post1", "vllm_ops": "0.33.0", "cudnn": "9.15.0", "cutlass_dsl": "4.6.0"}
 GOOD = (Status.PASSED, Status.MISTRUSTED)
 
 
@@ -69,14 +68,6 @@ def good(kind: str, tensors: dict[str, Tensor], x: Tensor, y: Tensor, bias: Tens
     return get("scaled_mm").judge(operands, y, arch="cpu").status in GOOD
 
 
-def compressed(bits: int, strategy: str, size: int) -> dict[str, Any]:
-    """``quantization_config`` of llm-compressor for blocks."""
-    weights = {"type": "float", "num_bits": bits, "strategy": strategy, "group_size": size}
-    inputs = {**weights, "dynamic": "local" if strategy == "tensor_group" else True}
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
-    return {"quant_method": "compressed-tensors", "config_groups": {"g": group}}
-
-
 def written(folder: Path, layout: str, *names: str, seeds: tuple[int, ...] = (1,)) -> tuple[str, Path]:
     """A checkpoint of a layout, and the kind of its layers."""
     producer, kind = layout.split(" ")
@@ -95,9 +86,9 @@ def written(folder: Path, layout: str, *names: str, seeds: tuple[int, ...] = (1,
     config = {
         "modelopt nvfp4": cp.modelopt("NVFP4"),
         "modelopt mxfp8": cp.modelopt("MXFP8"),
-        "compressed-tensors nvfp4": compressed(4, "tensor_group", 16),
-        "compressed-tensors mxfp4": compressed(4, "group", 32),
-        "compressed-tensors mxfp8": compressed(8, "group", 32),
+        "compressed-tensors nvfp4": cp.compressed_blocks(4, "tensor_group", 16),
+        "compressed-tensors mxfp4": cp.compressed_blocks(4, "group", 32),
+        "compressed-tensors mxfp8": cp.compressed_blocks(8, "group", 32),
     }[layout]
     return kind, cp.write(folder, config, tensors)
 
@@ -120,7 +111,7 @@ def test_from_a_checkpoint_to_the_first_call(tmp_path: Path, layout: str, arch: 
     if arch == "cpu":
         assert good(kind, tensors, X, nn.MxLinear.from_checkpoint(folder, NAME)(X), BIAS)
         return
-    with simulated(Machine.described(arch, packages=PACKAGES)) as libraries:
+    with simulated(Machine.described(arch, packages=cp.PACKAGES)) as libraries:
         layer = nn.MxLinear.from_checkpoint(folder, NAME)
         layer.bias = None  # which no library but torch adds
         y = layer(X)

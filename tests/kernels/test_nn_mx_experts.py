@@ -24,7 +24,6 @@ from kernels.mx_moe import LAYERS, OWN
 from kernels.platform import Machine, use_machine
 from oracle.routines import get
 from oracle.verdict.compare import Status
-from tests.kernels.test_nn_mx import PACKAGES, compressed
 from tests.support.fake_blackwell import simulated
 from tests.support.operations import operations
 
@@ -132,7 +131,7 @@ def apart(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], keys
 
 
 def mixed() -> dict[str, Any]:
-    config = compressed(4, "group", 32)
+    config = cp.compressed_blocks(4, "group", 32)
     config["config_groups"]["g"]["input_activations"] |= {"num_bits": 8}
     return config
 
@@ -142,9 +141,12 @@ LAYOUTS: dict[str, tuple[str, Callable[[Path, dict[str, Tensor]], Path]]] = {
     "gpt-oss": ("mxfp8_mxfp4", gpt_oss),
     "modelopt nvfp4": ("nvfp4", lambda folder, x: apart(folder, cp.modelopt("NVFP4"), x, GATE_UP)),
     "modelopt mxfp8": ("mxfp8", lambda folder, x: apart(folder, cp.modelopt("MXFP8"), x, W123)),
-    "compressed nvfp4": ("nvfp4", lambda folder, x: apart(folder, compressed(4, "tensor_group", 16), x, GATE_UP)),
-    "compressed mxfp4": ("mxfp4", lambda folder, x: apart(folder, compressed(4, "group", 32), x, GATE_UP)),
-    "compressed mxfp8": ("mxfp8", lambda folder, x: apart(folder, compressed(8, "group", 32), x, GATE_UP)),
+    "compressed nvfp4": (
+        "nvfp4",
+        lambda folder, x: apart(folder, cp.compressed_blocks(4, "tensor_group", 16), x, GATE_UP),
+    ),
+    "compressed mxfp4": ("mxfp4", lambda folder, x: apart(folder, cp.compressed_blocks(4, "group", 32), x, GATE_UP)),
+    "compressed mxfp8": ("mxfp8", lambda folder, x: apart(folder, cp.compressed_blocks(8, "group", 32), x, GATE_UP)),
     "compressed mixed": ("mxfp8_mxfp4", lambda folder, x: apart(folder, mixed(), x, W123)),
 }
 ARCHES = ("sm90", "sm100", "sm103", "sm120")
@@ -172,7 +174,7 @@ def test_from_meta_to_the_first_call(kind: str, arch: str, monkeypatch: pytest.M
         stand_in = dataclasses.replace(module.BACKEND, **{function: getattr(eager.BACKEND, function)})
         monkeypatch.setattr(module, "BACKEND", stand_in)
     tensors = stored(kind)
-    described = Machine.described(arch, packages=PACKAGES)
+    described = Machine.described(arch, packages=cp.PACKAGES)
     with simulated(described) as libraries, use_machine(described.with_package("triton")):
         layer = nn.MxExperts(**{name: x.to("meta") for name, x in tensors.items()}, kind=kind)
         layer.process_weights_after_loading()

@@ -53,7 +53,8 @@ def byte_of(amax: Reals, recipe: R.Recipe) -> NDArray[np.int64]:
     byte = np.clip((bits >> 23) + step - fmt.emax, 0, 254)
     if recipe.divides_by_bits:
         return byte
-    return np.where(bits >= 0x7F800000, 255, byte)  # EVEN rounds a finite amax of the last binade to infinity: NaN
+    # EVEN rounds a finite amax of the last binade to infinity: NaN, but where the recipe clamps the byte of an infinity
+    return np.where(bits >= 0x7F800000, recipe.inf_byte, byte)
 
 
 def mx_witness(x: Tensor, recipe: R.Recipe) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

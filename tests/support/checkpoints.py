@@ -130,3 +130,15 @@ def sparse(folder: Path, rows: int, columns: int, block: int = 128) -> Path:
         stream.write(len(header).to_bytes(8, "little") + header + scales.numpy().tobytes())
         stream.truncate(8 + len(header) + end)
     return folder
+
+
+PACKAGES = {"flashinfer": "0.7.2.post1", "vllm_ops": "0.33.0", "cudnn": "9.15.0", "cutlass_dsl": "4.6.0"}
+"""Releases of a described Blackwell machine."""
+
+
+def compressed_blocks(bits: int, strategy: str, size: int) -> dict[str, Any]:
+    """``quantization_config`` of llm-compressor for blocks."""
+    weights = {"type": "float", "num_bits": bits, "strategy": strategy, "group_size": size}
+    inputs = {**weights, "dynamic": "local" if strategy == "tensor_group" else True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": group}}

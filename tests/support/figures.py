@@ -34,6 +34,7 @@ from tests.support import docstrings  # after the path, so that this file runs a
 # Left to right: a file may import from its own room and from every room before it.
 ROOMS = (
     "errors",
+    "loading",
     "cache",
     "extensions",
     "numbers",

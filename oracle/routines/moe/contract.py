@@ -486,10 +486,9 @@ def _judge_ids(bad: Tensor, ids: Tensor, right: Tensor) -> Verdict:
     if worst is None:
         return verdict(comparison, basis=basis)
     given, due = (", ".join(map(str, experts[worst.index[0]].tolist())) for experts in (ids, right))
-    text = (
-        f"{comparison.outside} of {counted(len(ids), 'row')} have wrong experts ({basis}): topk_ids[{worst.index[0]}] "
-    )
-    return replace(verdict(comparison, basis=basis), summary=f"{text}is {given}; {due} are right")
+    text = f"{comparison.outside} of {counted(len(ids), 'row')} have wrong experts ({basis})"
+    said = f"{text}: topk_ids[{worst.index[0]}] is {given}; {due} are right"
+    return replace(verdict(comparison, basis=basis), summary=said)
 
 
 def no_boxes(contract: str, numerics: str) -> str | None:

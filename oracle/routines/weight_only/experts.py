@@ -80,7 +80,7 @@ class MoeWna16MarlinGemm(Experts, Marlin):
 
     name = "moe_wna16_marlin_gemm"
     summary = "rows of experts times weights of 4 or 8 bits of any type, a routing weight in T"
-    source = "vLLM csrc/moe/marlin_moe_wna16/marlin_template.h; SGLang jit_kernel moe_wna16_marlin"
+    source = "vLLM 0.20.2 csrc/moe/marlin_moe_wna16/marlin_template.h; SGLang jit_kernel moe_wna16_marlin"
     names = ("b_q", "b_scales", "b_zeros", "global_scale", "b_bias")
     inputs = (
         A,
@@ -125,7 +125,7 @@ class MoeWna16Gemm(Experts):
 
     name = "moe_wna16_gemm"
     summary = "rows of experts times words of 4 or 8 bits along K, a routing weight in float32"
-    source = "vLLM csrc/moe/moe_wna16.cu"
+    source = "vLLM 0.20.2 csrc/moe/moe_wna16.cu"
     names = ("b_qweight",)
     inputs = (
         TensorSpec("input", Kind.VALUES, HALVES, ("M", "K"), "activations, T"),

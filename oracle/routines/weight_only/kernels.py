@@ -87,7 +87,7 @@ class AwqDequantize(Awq):
     name = "awq_dequantize"
     section = "Quantisation"
     summary = "AWQ's words as weights"
-    source = "vLLM csrc/quantization/awq/gemm_kernels.cu dequantize_weights; SGLang awq_dequantize"
+    source = "vLLM 0.20.2 csrc/quantization/awq/gemm_kernels.cu dequantize_weights; SGLang awq_dequantize"
     inputs = (QWEIGHT, AWQ_SCALES, zeros_of("zeros"))
     zeros = "zeros"
     shapes: ClassVar[dict[str, str]] = {"out": "[K, N]"}
@@ -116,7 +116,7 @@ class AwqGemm(Awq):
 
     name = "awq_gemm"
     summary = "16-bit activations times AWQ's words"
-    source = "vLLM csrc/quantization/awq/gemm_kernels.cu, awq_triton.py"
+    source = "vLLM 0.20.2 csrc/quantization/awq/gemm_kernels.cu, awq_triton.py"
     inputs = (
         TensorSpec("input", Kind.VALUES, HALVES, ("M", "K"), "activations, of the dtype of scales"),
         QWEIGHT,
@@ -148,7 +148,7 @@ class GptqGemm(WeightOnly):
 
     name = "gptq_gemm"
     summary = "float16 activations times GPTQ's words of 2, 3, 4 or 8 bits, in any order of groups"
-    source = "vLLM csrc/quantization/gptq/q_gemm.cu; SGLang gptq_gemm"
+    source = "vLLM 0.20.2 csrc/quantization/gptq/q_gemm.cu; SGLang gptq_gemm"
     inputs = (
         TensorSpec("a", Kind.VALUES, F16, ("M", "K"), "activations"),
         TensorSpec("b_q_weight", Kind.CODES, INT32, ("W", "N"), "words of codes, W = K * bit / 32"),
@@ -232,7 +232,7 @@ class Marlin(Typed):
 class MarlinGemm(Marlin):
     name = "marlin_gemm"
     summary = "16-bit activations times weights of 4 or 8 bits of any type, zero points, global scale and bias"
-    source = "vLLM csrc/quantization/marlin/marlin_template.h, dequant.h"
+    source = "vLLM 0.20.2 csrc/quantization/marlin/marlin_template.h, dequant.h"
     inputs = (
         A,
         B_Q,
@@ -314,7 +314,7 @@ class MacheteMm(Typed):
 
     name = "machete_mm"
     summary = "16-bit activations times weights of 4 or 8 bits, scaled zero points, channel and token scales"
-    source = "vLLM csrc/quantization/machete/machete_mainloop.cuh, generate.py; its layer machete.py"
+    source = "vLLM 0.20.2 csrc/quantization/machete/machete_mainloop.cuh, generate.py; its layer machete.py"
     inputs = (
         A,
         B_Q,

@@ -60,7 +60,10 @@ class GptqShuffle(LayoutContract):
     name = "gptq_shuffle"
     dispatched = False
     summary = "GPTQ's words with their rows permuted, in the order of exllama's kernels"
-    source = "vLLM csrc/quantization/gptq/q_gemm.cu gptq_shuffle, qdq_2.cuh, qdq_3.cuh, qdq_4.cuh; SGLang gptq_shuffle"
+    source = (
+        "vLLM 0.20.2 csrc/quantization/gptq/q_gemm.cu gptq_shuffle, qdq_2.cuh, qdq_3.cuh, qdq_4.cuh; "
+        "SGLang gptq_shuffle"
+    )
     inputs = (
         TensorSpec("q_weight", Kind.CODES, INT32, ("W", "N"), "words along K, W = K * bit / 32"),
         TensorSpec("q_perm", Kind.POSITIONS, INTEGERS, ("K",), PERM, optional=True),
@@ -108,7 +111,7 @@ class Repack(MarlinLayout):
 class GptqMarlinRepack(Repack):
     name = "gptq_marlin_repack"
     summary = "GPTQ's words as tiles of Marlin"
-    source = "vLLM csrc/quantization/marlin/gptq_marlin_repack.cu"
+    source = "vLLM 0.20.2 csrc/quantization/marlin/gptq_marlin_repack.cu"
     inputs = (
         TensorSpec("b_q_weight", Kind.CODES, INT32, ("W", "N"), "words along K, W = K * num_bits / 32"),
         TensorSpec("perm", Kind.POSITIONS, INTEGERS, ("K",), PERM, optional=True),
@@ -125,7 +128,7 @@ class GptqMarlinRepack(Repack):
 class AwqMarlinRepack(Repack):
     name = "awq_marlin_repack"
     summary = "AWQ's words as tiles of Marlin"
-    source = "vLLM csrc/quantization/marlin/awq_marlin_repack.cu"
+    source = "vLLM 0.20.2 csrc/quantization/marlin/awq_marlin_repack.cu"
     inputs = (TensorSpec("b_q_weight", Kind.CODES, INT32, ("K", "C"), "AWQ's words, N = 32 C / num_bits"),)
 
     def codes(self, inputs: Inputs, options: Options) -> Tensor:
@@ -141,7 +144,7 @@ class MarlinPermuteScales(MarlinLayout):
 
     name = "marlin_permute_scales"
     summary = "scales in the order of Marlin's threads"
-    source = "vLLM marlin_utils.py marlin_permute_scales"
+    source = "vLLM 0.20.2 marlin_utils.py marlin_permute_scales"
     inputs = (SCALES,)
     shapes: ClassVar[dict[str, str]] = {"out": "[G, N]"}
     options = (
@@ -169,7 +172,7 @@ class MarlinPermuteBias(MarlinLayout):
 
     name = "marlin_permute_bias"
     summary = "a bias in the order of Marlin's threads"
-    source = "vLLM marlin_utils.py marlin_permute_bias"
+    source = "vLLM 0.20.2 marlin_utils.py marlin_permute_bias"
     inputs = (TensorSpec("s", Kind.BIAS, HALVES, ("N",), "bias"),)
     whole = 32
     function = staticmethod(truth.marlin_permute_bias)
@@ -187,7 +190,7 @@ class ZeroPoints(MarlinLayout):
 class MarlinZeroPoints(ZeroPoints):
     name = "marlin_zero_points"
     summary = "zero points in the order of Marlin's threads, in words"
-    source = "vLLM marlin_utils.py marlin_zero_points"
+    source = "vLLM 0.20.2 marlin_utils.py marlin_zero_points"
     inputs = (TensorSpec("zp", Kind.CODES, INT32, ("G", "N"), "zero points, one each"),)
     function = staticmethod(truth.marlin_zero_points)
 
@@ -200,7 +203,7 @@ class MarlinZeroPoints(ZeroPoints):
 class AwqToMarlinZeroPoints(ZeroPoints):
     name = "awq_to_marlin_zero_points"
     summary = "AWQ's words of zero points in the order of Marlin's threads"
-    source = "vLLM marlin_utils.py awq_to_marlin_zero_points"
+    source = "vLLM 0.20.2 marlin_utils.py awq_to_marlin_zero_points"
     inputs = (TensorSpec("q_zp_packed", Kind.CODES, INT32, ("G", "C"), "AWQ's words, N = 32 C / num_bits"),)
     function = staticmethod(truth.awq_to_marlin_zero_points)
 
@@ -217,7 +220,7 @@ class Nvfp4MarlinProcessScales(MarlinLayout):
 
     name = "nvfp4_marlin_process_scales"
     summary = "NVFP4's scales as Marlin's bytes of 5 and 3 bits"
-    source = "vLLM marlin_utils_fp4.py nvfp4_marlin_process_scales"
+    source = "vLLM 0.20.2 marlin_utils_fp4.py nvfp4_marlin_process_scales"
     inputs = (TensorSpec("marlin_scales", Kind.SCALES, HALVES, ("R", "N"), "values of E4M3"),)
     options = (
         OptionSpec("scale_factor", 0, (0, 1, 2, 8), "a power of two; 0: computed"),
@@ -251,7 +254,9 @@ class MxMarlinProcessScales(MarlinLayout):
 
     name = "mxfp4_marlin_process_scales"
     summary = "E8M0 scales in the order of Marlin's dequantisation"
-    source = "vLLM marlin_utils_fp4.py mxfp4_marlin_process_scales, marlin_utils_fp8.py mxfp8_marlin_process_scales"
+    source = (
+        "vLLM 0.20.2 marlin_utils_fp4.py mxfp4_marlin_process_scales, marlin_utils_fp8.py mxfp8_marlin_process_scales"
+    )
     inputs = (TensorSpec("marlin_scales", Kind.SCALES, HALVES, ("R", "N"), "powers of two"),)
     options = (EIGHT,)
     whole = 4
@@ -278,7 +283,7 @@ class Fp8FusedExponentBias(MarlinLayout):
     name = "fp8_fused_exponent_bias_into_scales"
     section = "Quantisation"
     summary = "scales times the difference of the exponent biases"
-    source = "vLLM marlin_utils_fp8.py fp8_fused_exponent_bias_into_scales"
+    source = "vLLM 0.20.2 marlin_utils_fp8.py fp8_fused_exponent_bias_into_scales"
     inputs = (TensorSpec("scales", Kind.SCALES, HALVES, ("G", "N"), "scales"),)
     whole = 1
     computed = True
@@ -296,7 +301,7 @@ class PackFp8ToInt32(LayoutContract):
     name = "pack_fp8_to_int32"
     dispatched = False
     summary = "FP8 weights as words along K"
-    source = "vLLM marlin_utils_fp8.py pack_fp8_to_int32"
+    source = "vLLM 0.20.2 marlin_utils_fp8.py pack_fp8_to_int32"
     inputs = (TensorSpec("fp8_tensor", Kind.CODES, E4M3, ("R", "C"), "[K, N], or [N, K]"),)
     options = (OptionSpec("size_k_first", True, (True, False), "K is the first axis"),)
     shapes: ClassVar[dict[str, str]] = {"out": "[K / 4, N], or [N, K / 4]"}

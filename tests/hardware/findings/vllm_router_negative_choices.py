@@ -1,7 +1,7 @@
 """vLLM 0.20.2, topk_softmax: experts whose score and bias are together below -1 are never chosen.
 
-Where no router is compiled for the number of experts (160 are none), expert 0 is chosen again and again instead: a
-token gets one expert several times, with weights that are not its own.
+Where no router is compiled for the number of experts (160 are none), expert 0 is chosen again and again instead, so
+that a token gets one expert several times.
 """
 
 from oracle.harness.finding_scripts import again
