@@ -365,12 +365,8 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     ------
     DeviceError, InputError, LayoutError, ShapeError
     """
-    n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
-    checks.same_device(gemm1=gemm1, gemm2=gemm2)
-    rows = shuffled_rows(n1, 128, gemm1.device, "rows of gemm1 (w13)")
-    if is_gated_activation:
-        rows = gated_rows(n1, gemm1.device)[rows]
-    return take(gemm1, rows, 1), take(gemm2, shuffled_rows(n2, 128, gemm2.device, "rows of gemm2 (w2)"), 1)
+    first, second = _rows_of_experts(gemm1, gemm2, is_gated_activation)
+    return take(gemm1, first, 1), take(gemm2, second, 1)
 
 
 @verb()
@@ -394,13 +390,17 @@ def unrotate_weights_of_fi_trtllm_fp8_per_tensor_moe(
     ------
     DeviceError, InputError, LayoutError, ShapeError
     """
+    first, second = _rows_of_experts(gemm1, gemm2, is_gated_activation)
+    return take(gemm1, torch.argsort(first), 1), take(gemm2, torch.argsort(second), 1)
+
+
+def _rows_of_experts(gemm1: Tensor, gemm2: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
+    """The order of the rows of both weights of a TensorRT-LLM per-tensor MoE, int64 ``[N]`` each."""
     n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
     checks.same_device(gemm1=gemm1, gemm2=gemm2)
     rows = shuffled_rows(n1, 128, gemm1.device, "rows of gemm1 (w13)")
-    if is_gated_activation:
-        rows = gated_rows(n1, gemm1.device)[rows]
-    second = torch.argsort(shuffled_rows(n2, 128, gemm2.device, "rows of gemm2 (w2)"))
-    return take(gemm1, torch.argsort(rows), 1), take(gemm2, second, 1)
+    first = gated_rows(n1, gemm1.device)[rows] if gated else rows
+    return first, shuffled_rows(n2, 128, gemm2.device, "rows of gemm2 (w2)")
 
 
 def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:

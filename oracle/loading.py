@@ -1,7 +1,7 @@
 """Imports while the garbage collector rests.
 
-Importing makes objects by the hundred thousand that stay as long as the process, and at each of so many new ones the
-collector walks through all of torch's to find that nothing went: a quarter of the time until the first verdict.
+An import makes hundreds of thousands of objects that live as long as the process. Collections during it visit all of
+torch's objects and free none; they took a quarter of the time until the first verdict.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """No collection until the block ends; what is freed by its count does not wait.
+    """No cyclic collection until the block ends; reference counts free objects as always.
 
-    Afterwards all objects are among the oldest, as if they had been looked at, unless somebody has frozen some."""
+    Afterwards all objects are in the oldest generation, unless some were frozen before."""
     running = gc.isenabled()
     gc.disable()
     try:

@@ -214,7 +214,7 @@ def subjects() -> list[Library]:
     ragged, paged = (f"BatchPrefillWith{name}KVCacheWrapper" for name in ("Ragged", "Paged"))
     return [
         Library(FA3, "mha_fwd", mha_fwd, "sm90.fa3.tile"),
-        Library(FLASHINFER, "single_prefill_with_kv_cache", prefill, "sm90.flashinfer.fp8"),
+        Library(FLASHINFER, "single_prefill_with_kv_cache", prefill),
         Library(FLASHINFER, ragged, batch, "sm90.flashinfer.fp8"),
         Library(FLASHINFER, paged, batch, "sm90.flashinfer.fp8.paged"),
         Library(VLLM, "unified_attention", unified),

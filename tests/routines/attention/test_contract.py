@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -289,6 +290,21 @@ class TestUndeclared:
         out = oracle.predict("mha_fwd", inputs, numerics=name, softmax_scale=scale)
         verdict = oracle.judge("mha_fwd", inputs, out, arch="sm90", explain="off", softmax_scale=scale)
         assert verdict.status.is_failure == (lift == "lift0")
+
+    def test_another_order_of_the_scales(self) -> None:
+        """FlashInfer's row 29 of this call as an H100 gave it, in bits that its declared pipeline has not."""
+        case = cases.parse(
+            "single_prefill_with_kv_cache/e4m3xe4m3-bf16/head/m=31,n=120,h=2,g=1,d=128/family=randn/seed=0"
+        )
+        call = Call(get("single_prefill_with_kv_cache"), case.inputs(), case.call_options(), arch="sm90").checked()
+        name = "sm90.flashinfer.fp8"
+        chosen = replace(pipeline(name), scales_first=False)
+        out = call.contract._by(call, call.inputs, call.resolved, name, chosen)  # type: ignore[attr-defined]
+        assert float(out["out"][29, 0, 5]) == -0.37890625
+        judge = functools.partial(oracle.judge, call.contract.name, call.inputs, explain="off", **call.options)
+        assert judge(out, arch="sm90").status is Status.PASSED
+        assert judge(out, numerics=name).status is Status.FAILED
+        assert judge(out | {"out": out["out"].roll(1, dims=0)}, arch="sm90").status is Status.FAILED
 
     def test_declared_of_any_accumulator(self) -> None:
         inputs = cases.parse(f"{CASE}/family=randn/seed=1").inputs()
