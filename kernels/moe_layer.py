@@ -313,7 +313,7 @@ def operands(
 
 
 def routed(tokens: int, weights: Tensor, ids: Tensor) -> None:
-    """Refuse weights and ids that are not ``[T, top_k]``, float32 and int32 or int64.
+    """Refuse ``weights`` ``[T, top_k]`` that are not float32, and ``ids`` ``[T, top_k]`` that are not int32 or int64.
 
     Raises DtypeError, InputError, LayoutError, ShapeError.
     """

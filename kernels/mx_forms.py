@@ -477,7 +477,7 @@ def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4
 
     Returns ``q [B, M, K / 2]`` and the scale bytes of each matrix in 128x4 or 8x4 tiles of its own, ``[B, ..]``.
 
-    Raises InputError, LayoutError, OptionError, ShapeError.
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
     checks.nonempty("x", checks.rank("x", x, 3), 0, 1, 2)
     if layout not in HEIGHTS:

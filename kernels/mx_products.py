@@ -380,9 +380,9 @@ def grouped_product(
 ) -> Tensor:
     """Groups of rows in FlashInfer's placement, of codes and scales on either side.
 
-    ``left`` codes ``[M, K]`` and ``right`` ``[G, N, K]``, FP8 or two of E2M1 a byte, with the scales, the indices and
-    ``alpha`` of :func:`group_gemm_nvfp4_nt_groupwise`; ``scales`` is the dtype of both scales, E4M3 of 16 or E8M0 of
-    32. Returns ``[M, N]`` of ``out_dtype``, bf16, f16 or f32.
+    ``left`` codes ``[M, K]`` and ``right`` ``[G, N, K]``, FP8 or two of E2M1 a byte, with the scales, ``m_indptr``
+    ``[G + 1]`` int32 and ``alpha`` of :func:`group_gemm_nvfp4_nt_groupwise`; ``scales`` is the dtype of both scales,
+    E4M3 of 16 or E8M0 of 32. Returns ``[M, N]`` of ``out_dtype``, bf16, f16 or f32.
 
     Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """

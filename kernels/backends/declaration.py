@@ -140,9 +140,10 @@ class Backend:
     codes E4M3 and scales float32 unless another dtype is named). Nothing is checked again.
 
     quantisers
-        ``x`` ``[M, K]`` or ``[..., K]`` bf16, f16 or f32; ``scale``, ``scale_ub`` ``[1]`` float32; ``out``, ``q``
-        ``[M, K]`` E4M3; ``masked_m`` ``[G]`` int32. They return codes of the shape of ``x`` (of half its columns for
-        gated inputs, whose rows are gate and up) and scales ``[1]``, ``[M, 1]`` or ``[M, K / group]`` float32.
+        ``x`` ``[M, K]`` or ``[..., K]`` bf16, f16 or f32; ``scale``, ``scale_ub`` ``[1]`` float32; ``global_scale``
+        ``[1]`` or ``[M]`` float32; ``out``, ``q`` ``[M, K]`` E4M3; ``masked_m`` ``[G]`` int32. They return codes of
+        the shape of ``x`` (of half its columns for gated inputs, whose rows are gate and up) and scales ``[1]``,
+        ``[M, 1]`` or ``[M, K / group]`` float32.
     norms and rope
         ``x``, ``residual`` ``[M, C]`` bf16, f16 or f32, ``weight`` ``[C]``, ``scale`` ``[1]``; ``rotated``
         ``[T, H, D]``, ``other`` ``[T, H, C]``, ``cos_sin_cache`` ``[S, D]`` float32, ``pos_ids`` ``[T]`` integers.
@@ -170,6 +171,9 @@ class Backend:
         ``k`` and ``v`` ``[N, G, D]``, ``scales`` ``[H]`` and ``[G]``; latent ``q`` ``[B, S, H, 576]`` bf16, ``cache``
         ``[C, P, 1, 656]`` uint8, ``indices`` ``[B, S, T]`` int32, ``sink`` ``[H]`` float32. They return outputs in the
         shape of ``q`` with the width of a value, and log-sum-exps as of the verb.
+    layers of block-scaled experts
+        ``x`` ``[T, H]``, ``x_scale`` flat in tiles, ``topk_weights`` ``[T, top_k]`` float32, ``local`` ``[T, top_k]``
+        int32, ``globals_`` and ``factors`` ``[E]`` float32, ``gates`` ``[E, 3]`` float32. They return ``[T, H]``.
     experts of TensorRT-LLM
         ``routing_logits`` ``[T, E]``, ``hidden_states`` ``[T, H]``, ``gemm1_weights`` ``[E, 2I, H]``,
         ``gemm2_weights`` ``[E, H, I]``, ``output1_scales_scalar``, ``output1_scales_gate_scalar`` and

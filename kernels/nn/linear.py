@@ -249,7 +249,8 @@ class Part(NamedTuple):
         return share(name, axis, extent, self.rank, self.world) if self.parallel == "row" else (0, extent)
 
     def bias(self, source: Checkpoint, names: Sequence[str]) -> Tensor | None:
-        """Its part of the biases below each other ``[N]``; of a sum over ranks they are rank 0's.
+        """Its part of the biases below each other, ``[N]`` of the dtype of the checkpoint; of a sum over ranks
+        they are rank 0's.
 
         Raises CheckpointError.
         """

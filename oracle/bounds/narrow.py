@@ -41,7 +41,7 @@ def narrow_bound(product: ScaledProduct, dtype: torch.dtype, roundings: int, rea
     least = 2.0 ** (fmt.emin - fmt.fraction_bits)
     width = gamma * size + roundings * product.K * least / 2
     q = left.facts.quantum * right.facts.quantum
-    exact = (size <= 2.0**fmt.precision * q) & torch.tensor(q >= least, device=size.device)
+    exact = (size <= 2.0**fmt.precision * q) & torch.tensor(q >= least, dtype=torch.bool, device=size.device)
     width = torch.where(exact, 0.0, width)
     most = size if reach is None else torch.maximum(size, reach)
     open_ = most + width >= float(decode_scalar(fmt.max_code, fmt)) * (1 - 2.0 ** -(fmt.precision + 2))

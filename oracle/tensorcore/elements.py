@@ -125,7 +125,8 @@ def _sums(product: ScaledProduct, schedule: Schedule, splits: Sequence[Split]) -
         ("chains", alike(schedule.instruction), schedule.accumulator, tuple(unique)),
         lambda: _Chains(product, schedule).of(list(unique)),
     )
-    blocks = torch.tensor([ranges[0][0] // product.block for ranges in unique]) if product.B > 1 else None
+    firsts = [ranges[0][0] // product.block for ranges in unique]
+    blocks = torch.tensor(firsts, dtype=torch.int64, device="cpu") if product.B > 1 else None
     places = [[[index[x] for x in part] for part in parts] for parts in orders]
     return _promoted(product, schedule, results, blocks, places)
 

@@ -292,7 +292,7 @@ def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 def midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """How far the value of each element, a float64 sum, lies from the nearest midpoint of ``dtype``, in units in the
-    last place, infinite where it is not finite; and that unit. Float64 ``[M, N]`` both."""
+    last place, infinite where it is not finite; and that unit. Returns float64 ``[M, N]`` both."""
     value = sum(product.sigma(b) * (product.left.value(k) @ product.right.value(k).T) for b, k in product.blocks())
     assert isinstance(value, Tensor)
     value = value * product.factor

@@ -44,7 +44,8 @@ def fields(words: Tensor, bits: int) -> Tensor:
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
-    """The inverse of :func:`fields`: int32 ``[C * bits / 32, N]`` of codes ``[C, N]``, any integers in range."""
+    """The inverse of :func:`fields`: int32 ``[C * bits / 32, N]`` of ``codes`` ``[C, N]``, integers in range of any
+    dtype. Integers: there is no NaN."""
     first = torch.arange(codes.shape[0], device=codes.device) * bits
     spread = codes.to(torch.int64) << (first % WORD)[:, None]
     wide = torch.zeros((codes.shape[0] * bits // WORD + 1, codes.shape[1]), dtype=torch.int64, device=codes.device)
@@ -59,8 +60,9 @@ def signed(x: Tensor) -> Tensor:
 
 
 def reordered(codes: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Codes ``[R, C]`` of any dtype with column ``i`` of every ``len(order)`` taken from column ``order[i]``."""
-    at = torch.tensor(order, device=codes.device)
+    """``codes`` ``[R, C]`` of any dtype with column ``i`` of every ``len(order)`` taken from column ``order[i]``, of
+    the same shape and dtype; NaN is moved like any other."""
+    at = torch.tensor(order, dtype=torch.int64, device=codes.device)
     return codes.reshape(-1, len(order))[:, at].reshape(codes.shape)
 
 
@@ -75,7 +77,8 @@ def awq_fields(packed: Tensor, bits: int = 4) -> Tensor:
 
 
 def awq_words(codes: Tensor, bits: int = 4) -> Tensor:
-    """The inverse of :func:`awq_fields`: int32 ``[R, C * bits / 32]`` of integers ``codes`` ``[R, C]``."""
+    """The inverse of :func:`awq_fields`: int32 ``[R, C * bits / 32]`` of integers ``codes`` ``[R, C]``, which
+    hold no NaN."""
     return words(reordered(codes, PAIRS[bits]).t(), bits).t().contiguous()
 
 
@@ -83,7 +86,7 @@ def awq_words(codes: Tensor, bits: int = 4) -> Tensor:
 
 
 def marlin_places(bits: int, is_a_8bit: bool = False) -> tuple[Tensor, Tensor]:
-    """Row and column in its tile of each field of each word: int64 ``[32 * bits, 32 / bits]`` both.
+    """Row and column in its tile of each field of each word: int64 ``[32 * bits, 32 / bits]`` both, no NaN.
 
     Thread ``t`` of warp ``v`` multiplies column ``c = 16 v + t // 4`` and ``c + 8``, in each the rows ``2 (t % 4) + (0,
     1, 8, 9)``; beside activations of 8 bits a tile has 32 x 32 codes, and a thread the rows ``4 (t % 4) + (0 .. 3)``
@@ -95,9 +98,9 @@ def marlin_places(bits: int, is_a_8bit: bool = False) -> tuple[Tensor, Tensor]:
     else:
         k, n = t % 4 * 2 + i % 2 + i % 4 // 2 * 8, v * 16 + t // 4 + i // 4 * 8
     if bits == 4:
-        order = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7) if is_a_8bit else PAIRS[4], device="cpu")
+        order = torch.tensor((0, 4, 1, 5, 2, 6, 3, 7) if is_a_8bit else PAIRS[4], dtype=torch.int64, device="cpu")
     else:
-        half = torch.tensor((0, 1, 2, 3) if is_a_8bit else PAIRS[8], device="cpu")
+        half = torch.tensor((0, 1, 2, 3) if is_a_8bit else PAIRS[8], dtype=torch.int64, device="cpu")
         order = torch.cat([half, half + 4])
     return k[..., order].reshape(-1, WORD // bits), n[..., order].reshape(-1, WORD // bits)
 
@@ -114,7 +117,8 @@ def to_marlin(codes: Tensor, bits: int, *, is_a_8bit: bool = False) -> Tensor:
 
 
 def from_marlin(packed: Tensor, bits: int, *, is_a_8bit: bool = False) -> Tensor:
-    """The inverse of :func:`to_marlin`: codes, int64 ``[K, N]``, of int32 ``packed`` ``[K / 16, N * bits / 2]``."""
+    """The inverse of :func:`to_marlin`: codes, int64 ``[K, N]``, of int32 ``packed`` ``[K / 16, N * bits / 2]``.
+    There is no NaN."""
     k, n = marlin_places(bits, is_a_8bit)
     tall, wide = (32, 32) if is_a_8bit else (16, 64)
     rows, columns = packed.shape[0] * 16, packed.shape[1] * 2 // bits
@@ -180,8 +184,9 @@ def _rounded(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def gptq_shuffle(packed: Tensor, perm: Tensor | None, *, bit: int) -> Tensor:
-    """GPTQ's int32 words ``[W, N]`` with the rows of the codes in the order ``perm`` (``[K]``, None: as they are), and
-    the codes of a word in the order in which exllama's kernels take pairs; of the same shape and dtype, no NaN.
+    """GPTQ's int32 words ``packed`` ``[W, N]`` with the rows of the codes in the order ``perm`` (``[K]``, None: as they
+    are), and the codes of a word in the order in which exllama's kernels take pairs; of the same shape and dtype.
+    There is no NaN.
 
     Of 3 bits the even ones of ten codes lie in the low half of a word, the odd ones in the high half, and bits 15 and
     31 of the three words are those of codes 30 and 31."""
@@ -208,29 +213,31 @@ SINGLE = tuple(2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)
 
 
 def marlin_permute_scales(s: Tensor, *, size_k: int, group_size: int, is_a_8bit: bool) -> Tensor:
-    """Scales ``[G, N]`` in Marlin's order, of the same shape and dtype; NaN is moved like any other."""
+    """Scales ``s`` ``[G, N]`` of any dtype in Marlin's order, of the same shape and dtype; NaN is moved like any
+    other."""
     grouped = group_size not in (-1,) and group_size < size_k and not is_a_8bit
     return reordered(s, SCALES if grouped else SINGLE)
 
 
 def marlin_permute_bias(s: Tensor) -> Tensor:
-    """A bias, any shape whose elements are a multiple of 32, in Marlin's order; NaN is moved like any other."""
+    """A bias ``s`` of any dtype and any shape whose elements are a multiple of 32, in Marlin's order, of the same shape
+    and dtype; NaN is moved like any other."""
     return reordered(s.reshape(1, -1), SINGLE).reshape(s.shape)
 
 
 def marlin_zero_points(zp: Tensor, *, num_bits: int, is_a_8bit: bool) -> Tensor:
-    """Zero points ``[G, N]``, int32, in Marlin's words: int32 ``[G, N * num_bits / 32]``. There is no NaN."""
+    """Zero points ``zp`` ``[G, N]``, int32, in Marlin's words: int32 ``[G, N * num_bits / 32]``. There is no NaN."""
     placed = reordered(zp.to(torch.int64), SCALES)
     return words((placed if is_a_8bit else reordered(placed, PAIRS[num_bits])).t(), num_bits).t().contiguous()
 
 
 def awq_to_marlin_zero_points(packed: Tensor, *, num_bits: int, is_a_8bit: bool) -> Tensor:
-    """:func:`marlin_zero_points` of AWQ's int32 words ``[G, C]``; int32 of their shape, no NaN."""
+    """:func:`marlin_zero_points` of AWQ's int32 words ``packed`` ``[G, C]``; int32 of their shape, no NaN."""
     return marlin_zero_points(awq_fields(packed, num_bits), num_bits=num_bits, is_a_8bit=is_a_8bit)
 
 
 def nvfp4_marlin_scales(scales: Tensor, factor: float) -> Tensor:
-    """Bytes S0E5M3, as float8_e4m3fn ``[R, C]``, of NVFP4's scales ``[R, C]`` (values of E4M3 in 16 bits) times
+    """Bytes S0E5M3, as float8_e4m3fn ``[R, C]``, of NVFP4's ``scales`` ``[R, C]`` (values of E4M3 in 16 bits) times
     ``factor``: the top of the bits of ``scale * factor * 2^7`` in float16 shifted left, which is 0 below 2, columns 1
     and 2 of every four exchanged. NaN is not expected."""
     value = decode(reordered(scales, (0, 2, 1, 3))) * factor * 128.0
@@ -241,7 +248,7 @@ def nvfp4_marlin_scales(scales: Tensor, factor: float) -> Tensor:
 
 
 def lift_of(scales: Tensor) -> float:
-    """The power of two by which NVFP4's scales, any shape, may be multiplied so that none passes 448; 1 of zeros. NaN
-    is not expected."""
+    """The power of two by which NVFP4's ``scales``, any shape, bf16, f16 or E4M3, may be multiplied so that none passes
+    448; 1 of zeros. NaN is not expected."""
     top = float(decode(scales).max())
     return 2.0 ** (math.frexp(448 / top)[1] - 1) if 0 < top < 448 else 1.0

@@ -172,7 +172,7 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
         low, high = (torch.zeros(left.shape, dtype=torch.float64, device="cpu") for _ in range(2))
         for row in torch.nonzero(left.any(dim=1))[:, 0].tolist():
             at = torch.nonzero(left[row])[:, 0]
-            own = exact_and_interval(subset(product, torch.tensor([row], device="cpu"), at), name)[1]
+            own = exact_and_interval(subset(product, _index(row), at), name)[1]
             low[row, at], high[row, at] = own.lo[0], own.hi[0]
         intervals.append(Interval(low, high, "", open=torch.zeros_like(left)))
     found = compared(known, intervals, output)
@@ -181,10 +181,14 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
     i, j = found.worst.index  # an exact element where all are: its interval is asked like any other's
     part = next(part for part in parts if part.rows is None or bool((part.rows == i).any()))
     within = i if part.rows is None else int(torch.nonzero(part.rows == i)[0, 0])
-    one = _closely(part, torch.tensor([within], device="cpu"), torch.tensor([j], device="cpu"), output, name)
+    one = _closely(part, _index(within), _index(j), output, name)
     assert one.found.worst is not None
     worst = replace(one.found.worst, index=found.worst.index)
     return replace(found, worst=worst), exact_and_interval(one.known.part.product, name)[1].name
+
+
+def _index(i: int) -> Tensor:
+    return torch.tensor([i], dtype=torch.int64, device="cpu")
 
 
 def _may_be_held(bits: Bands, name: str) -> bool:

@@ -15,7 +15,7 @@ from oracle.harness.report import Report
 from oracle.harness.validation import validate
 from oracle.routines import Call, Case, get, profiles, registered
 from oracle.verdict.compare import Status
-from tests.support.subjects.stored import in_dtype
+from tests.support.subjects.stored import by_name, in_dtype
 
 NARROW = (torch.int8, torch.float8_e8m0fnu, torch.float8_e4m3fn)  # dtypes of one byte that no contract names first
 REFERENCES, STORED = "tests.support.subjects.references", "tests.support.subjects.stored"
@@ -46,7 +46,7 @@ def admitted(contract: str, output: str, dtype: torch.dtype) -> Case | None:
     dtype, which a recipe of the contract would have to ask for."""
     for case in smallest(contract):
         inputs, options = case.inputs(), case.call_options()
-        outputs = dict(get(contract).reference(inputs, **options))
+        outputs = by_name(get(contract).reference(inputs, **options))
         stored = in_dtype(outputs[output], dtype)
         if 1 < outputs[output].dtype.itemsize < stored.dtype.itemsize and stored.is_floating_point():
             continue  # a wider float has a rounding of its own

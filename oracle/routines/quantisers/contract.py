@@ -22,7 +22,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, kin, same_kind, scale_set
+from oracle.bounds.quantiser import (
+    agreement,
+    code_of_ordinal,
+    code_set,
+    judge_recipe,
+    kin,
+    ordinal,
+    same_kind,
+    scale_set,
+)
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import quantize, recipe_table, recipes
 from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, of_dtype
@@ -236,10 +245,10 @@ class QuantiserSets(Sets):
         scales = scale_set(x, recipe)
         codes = code_set(x, recipe, scales.expected)
         q, scale, own = expected["q"], expected["scale"], x.codes(recipe)  # the recipe's own bits are admissible too
-        edges = (code_of_ordinal(edge, codes.fmt) for edge in (codes.low, codes.high))
-        ends = [decode(torch.where(codes.nan, own, edge).view(q.dtype)) for edge in edges]
-        mine = decode(own.view(q.dtype))
-        low, high = torch.minimum(ends[0], mine), torch.maximum(ends[1], mine)
+        mine = ordinal(own, codes.fmt)  # by rank: of -0 and +0 a minimum of values may be either
+        edges = (torch.minimum(codes.low, mine), torch.maximum(codes.high, mine))
+        nan = codes.nan | torch.isnan(decode(own.view(q.dtype)))
+        low, high = (decode(torch.where(nan, own, code_of_ordinal(edge, codes.fmt)).view(q.dtype)) for edge in edges)
         published = []
         for edge, rounding in ((scales.low, Rounding.UP), (scales.high, Rounding.DOWN)):
             inside = round_to(edge, FP32, rounding=rounding, overflow=Overflow.INF)

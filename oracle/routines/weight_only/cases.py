@@ -111,7 +111,9 @@ def _marlin(case: Case) -> dict[str, Tensor]:
         zeros = _integers(case, "z", low, high, (_groups(case), n))
         inputs["b_zeros"] = zeros.to(dtype) if case.option("zeros") == "float" else zeros.to(torch.uint8)
     if block is torch.float8_e4m3fn:
-        inputs["global_scale"] = torch.tensor([0.5 if case.family == "exact" else 0.013], dtype=torch.float32)
+        inputs["global_scale"] = torch.tensor(
+            [0.5 if case.family == "exact" else 0.013], dtype=torch.float32, device="cpu"
+        )
     if case.option("bias") == "1":
         inputs["b_bias"] = (
             _integers(case, "b", -4, 5, (n,)).to(dtype)
@@ -142,7 +144,7 @@ def _nvfp4(case: Case) -> dict[str, Tensor]:
         "b_descale": _scales(case, "s", (n, -(-k // 16)), torch.float8_e4m3fn),
     }
     if case.option("alpha") == "1":
-        inputs["alpha"] = torch.tensor([2.0 if case.family == "exact" else 0.37], dtype=torch.float32)
+        inputs["alpha"] = torch.tensor([2.0 if case.family == "exact" else 0.37], dtype=torch.float32, device="cpu")
     return inputs
 
 

@@ -79,7 +79,9 @@ class Plan:
 
     def finished(self, value: Exact, offset: Tensor | float = 0.0) -> Tensor:
         """The output, float64 ``[M, N]``, of a sum that is off by ``offset``."""
-        high, low = two_sum(value.hi, torch.as_tensor(offset, dtype=torch.float64).expand_as(value.hi))
+        high, low = two_sum(
+            value.hi, torch.as_tensor(offset, dtype=torch.float64, device=value.hi.device).expand_as(value.hi)
+        )
         low = torch.where(torch.isfinite(high), low + value.lo, 0.0)
         first, *others = self.steps
         dtype = first.dtype if first.by is None else torch.float32
@@ -122,7 +124,7 @@ class WeightOnly(Contract):
         return [Way(form) for form in self.forms]
 
     def activations(self, inputs: Inputs) -> Tensor:
-        """``a``, ``[M, K]``."""
+        """``a`` of the inputs, ``[M, K]`` bf16 or f16, as it is."""
         return next(inputs[spec.name] for spec in self.inputs if spec.kind is Kind.VALUES)
 
     def plans(self, inputs: Inputs, options: Options) -> list[Plan]:
@@ -145,7 +147,7 @@ class WeightOnly(Contract):
         return flat.reshape(*lead, n)
 
     def value(self, plans: list[Plan], inputs: Inputs) -> Tensor:
-        """The output of these plans, each sum exact, in its dtype."""
+        """The output of these plans ``[M, N]``, each sum exact, in the dtype of the store."""
         parts = [plan.finished(exact(plan.product(plan.form))) for plan in plans]
         return rounded_to(self.placed(plans, parts, inputs), plans[0].steps[-1].dtype)
 

@@ -44,11 +44,12 @@ class Experts(WeightOnly):
             )
 
     def of_expert(self, inputs: Inputs, options: Options, expert: int, a: Tensor) -> Plan:
-        """What a right kernel computes of the rows ``a`` ``[R, K]`` of an expert, without their routing weight."""
+        """What a right kernel computes of the rows ``a`` ``[R, K]`` bf16 or f16 of an expert, without their routing
+        weight."""
         raise NotImplementedError
 
     def weighted(self, plan: Plan, weight: Tensor) -> tuple[Step, ...]:
-        """The steps with routing weights, float64 ``[R, 1]``."""
+        """The steps with the routing weights ``weight``, float64 ``[R, 1]``."""
         raise NotImplementedError
 
     def plans(self, inputs: Inputs, options: Options) -> list[Plan]:
@@ -100,15 +101,16 @@ class MoeWna16MarlinGemm(Experts, Marlin):
             raise OptionError("topk_weights with a global_scale: multiply the weights by it, and pass none")
 
     def of(self, inputs: Inputs, expert: int, a: Tensor) -> dict[str, Tensor]:
-        """The inputs of ``marlin_gemm`` of an expert."""
+        """The inputs of ``marlin_gemm`` of an expert, each of the dtype of its stack; ``a`` ``[R, K]`` bf16 or f16."""
         each = {name: inputs[name][expert] for name in self.names if name in inputs}
         return {"a": a, **{name: x[None] if x.dim() == 0 else x for name, x in each.items()}}
 
     def of_expert(self, inputs: Inputs, options: Options, expert: int, a: Tensor) -> Plan:
+        """As of ``marlin_gemm``; ``a`` ``[R, K]`` bf16 or f16."""
         return MARLIN.plans(self.of(inputs, expert, a), options)[0]
 
     def weighted(self, plan: Plan, weight: Tensor) -> tuple[Step, ...]:
-        """Rounded to T, then multiplied in T."""
+        """``weight``, float64 ``[R, 1]``, rounded to the dtype of ``a``, then multiplied in it."""
         dtype = plan.a.dtype
         return *plan.steps, Step("times", dtype, decode(rounded_to(weight, dtype)))
 
@@ -150,6 +152,7 @@ class MoeWna16Gemm(Experts):
         groups(k, inputs["b_scales"].shape[2])
 
     def of_expert(self, inputs: Inputs, options: Options, expert: int, a: Tensor) -> Plan:
+        """Codes less their zero point, times the scale of their group; ``a`` ``[R, K]`` bf16 or f16."""
         eight = int(options["bit"]) == 8
         codes = _nibbles(inputs["b_qweight"][expert], eight).t()
         scale = decode(inputs["b_scales"][expert]).t()
@@ -160,7 +163,7 @@ class MoeWna16Gemm(Experts):
         return Plan(a, weights, Form.DIFFERENCE, (Step("store", a.dtype),))
 
     def weighted(self, plan: Plan, weight: Tensor) -> tuple[Step, ...]:
-        """Multiplied in float32, before the store."""
+        """``weight``, float64 ``[R, 1]``, multiplied in float32, before the store."""
         return Step("times", torch.float32, weight), *plan.steps
 
     def ways(self, inputs: Inputs, options: Options) -> list[Way]:

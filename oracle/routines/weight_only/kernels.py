@@ -100,6 +100,7 @@ class AwqDequantize(Awq):
         return tuple(plans[0].weights.codes.shape)
 
     def value(self, plans: list[Plan], inputs: Inputs) -> Tensor:
+        """The weight ``[K, N]`` in the dtype of its scales."""
         plan = plans[0]
         return rounded_to(plan.weights.values(plan.form, plan.a.dtype), plan.a.dtype)
 
@@ -207,7 +208,8 @@ class Typed(WeightOnly):
 
 
 def steps_of(dtype: torch.dtype, *by: tuple[str, torch.dtype, Tensor | None]) -> tuple[Step, ...]:
-    """The steps that are there, the store in ``dtype`` behind those of float32."""
+    """The steps whose operand ``by`` is there, of any shape that broadcasts to ``[M, N]``: those of float32, the
+    store in ``dtype``, the others."""
     present = [Step(word, of, x) for word, of, x in by if x is not None]
     store = [Step("store", dtype)]
     return (

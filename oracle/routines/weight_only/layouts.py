@@ -45,7 +45,7 @@ class MarlinLayout(LayoutContract):
 
 
 def check_perm(perm: Tensor | None, k: int) -> None:
-    """Refuse what is no permutation of ``k`` rows. Raises InputError."""
+    """Refuse a ``perm`` ``[K]`` of integers that is no permutation of ``k`` rows. Raises InputError."""
     if perm is not None and not torch.equal(perm.sort().values.to(torch.int64), torch.arange(k, device=perm.device)):
         raise InputError(f"perm is no permutation of the {k} rows; pass argsort(g_idx)")
 
@@ -118,7 +118,7 @@ class GptqMarlinRepack(Repack):
     )
 
     def codes(self, inputs: Inputs, options: Options) -> Tensor:
-        """Those of the words, rows in the order ``perm``."""
+        """Those of the words, rows in the order ``perm``. Raises InputError: it is no permutation."""
         codes, perm = truth.fields(inputs["b_q_weight"], int(options["num_bits"])), inputs.get("perm")
         check_perm(perm, codes.shape[0])
         return codes if perm is None else codes[perm.to(torch.int64)]

@@ -18,13 +18,18 @@ def __getattr__(name: str) -> Callable[..., Mapping[str, Tensor]]:
         raise AttributeError(name)
 
     def adapter(
-        kernel: Callable[..., Mapping[str, Tensor]], inputs: Mapping[str, Tensor], options: Mapping[str, Any]
+        kernel: Callable[..., Tensor | Mapping[str, Tensor]], inputs: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> Mapping[str, Tensor]:
-        outputs, place = dict(kernel(**inputs, **options)), output.removesuffix("_off")
+        outputs, place = by_name(kernel(**inputs, **options)), output.removesuffix("_off")
         outputs[place] = in_dtype(outputs[place], getattr(torch, dtype))
         return outputs if place == output else {**outputs, place: off(outputs[place])}
 
     return adapter
+
+
+def by_name(outputs: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The outputs (any shapes and dtypes) by name; a single one is ``out``."""
+    return {"out": outputs} if isinstance(outputs, Tensor) else dict(outputs)
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
