@@ -15,7 +15,8 @@ and options towards the usual ones, data towards small exact integers, seeds tow
 loaded by the first call of a strategy and is no dependency of this package.
 
 What is drawn is read off the grammar of the cases (:class:`oracle.routines.case.Grammar`): its free extents, or where
-it names none every extent up to 64; those that depend on each other (experts, shards, pages) are those of listed cases.
+it names none every extent up to 64, or twice the smallest listed one; those that depend on each other (experts, shards,
+pages) are those of listed cases.
 """
 
 from __future__ import annotations
@@ -86,9 +87,14 @@ def cases(
     stated = Domain() if domain is None else parse(domain, grammar.extents)
     free = grammar.free or (() if grammar.fixed else grammar.extents)
     whole = Domain((*stated.conditions, *domain_of(contract, free).conditions))
-    most = largest if grammar.free else min(largest, SMALL)
-    values = {name: _values(whole, name, most) for name in free}
     listed = sorted(profiles.cases(contract, "quick"), key=lambda case: sum(extent for _, extent in case.extents))
+
+    def most(name: str) -> int:
+        """Where every extent is drawn, at least twice the smallest one listed: head dims are multiples of 64, say."""
+        small = max(SMALL, 2 * min(case[name] for case in listed))
+        return largest if grammar.free else min(largest, small)
+
+    values = {name: _values(whole, name, most(name)) for name in free}
 
     @st.composite
     def drawn(draw: Any) -> Case:
