@@ -319,8 +319,8 @@ def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) ->
 
 def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     """The codes that ``recipe`` may give once it has ``published`` these scales (float64, logical shape of the blocks).
-    Where a quotient is NaN they are the recipe's code of NaN; under a scale of 0, or NaN in a format without NaN, any
-    finite code."""
+    Where a quotient is NaN, or infinite under a recipe that does not saturate, they are its code of NaN; under a scale
+    of 0, or NaN in a format without NaN, any finite code."""
     if x.ends is not None:
         return _codes_between(x, x.ends, recipe, published)
     cells = x.grid(recipe.block)
@@ -331,7 +331,7 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
         v = blocks / s
     else:  # a tie stays one: the product of an element and a float32 value is exact
         v = blocks * x.global_scale / s if recipe.encodes else blocks / (s * x.global_scale)
-    undefined = torch.isnan(v)
+    undefined = torch.isnan(v) if recipe.saturates else ~torch.isfinite(v)
     if not fmt.has_nan:
         v.masked_fill_(undefined, 0.0)  # any code: ``fixed`` replaces it below
     exact = recipe.scale_format is ScaleFormat.UE8M0 or recipe.code is CodeFormula.BF16

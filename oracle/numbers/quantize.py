@@ -375,7 +375,7 @@ def to_codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
     """The codes of float64 or float32 ``quotient`` of any shape: of the same shape, ``storage`` of the element format.
 
     ``random`` is uint8 of the same shape, for stochastic rounding. A NaN quotient gives the recipe's ``code_of_nan``,
-    an infinite one the largest code of its sign.
+    an infinite one the largest code of its sign, or NaN under a recipe that does not saturate.
     """
     few, narrow = quotient.numel() < TABLE, recipe.element.fraction_bits <= BF16.fraction_bits - 2
     if few or recipe.rounding.random or not narrow or quotient.dtype is torch.float64:
@@ -395,7 +395,9 @@ def _codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
     elif recipe.rounding.random:
         assert random is not None
         numbers, rounding = jittered(numbers, element, random), Rounding.TOWARD_ZERO
-    codes = encode(numbers, element, rounding=rounding, overflow=Overflow.SATURATE)
+    codes = encode(
+        numbers, element, rounding=rounding, overflow=Overflow.SATURATE if recipe.saturates else Overflow.NAN
+    )
     if recipe.zero_sign is ZeroSign.ZEROS:
         codes = codes.masked_fill(quotient == 0, element.sign_mask)
     elif recipe.zero_sign is not ZeroSign.KEPT:

@@ -196,6 +196,7 @@ class Recipe:
     published_zero, published_floor : what is put for a scale of 0 before it is rounded to its format, then the least.
     nan_amax : what a NaN element does to amax.
     nan_code : the code of a NaN quotient (max and -max: the ends of the range, 0: zero).
+    saturates : a quotient beyond the range becomes the largest code of its sign, otherwise NaN.
     rounding : how a quotient becomes a code.
     zero_sign : which codes are -0.
     candidates
@@ -238,6 +239,7 @@ class Recipe:
     published_zero: float = 0.0
     nan_amax: NanAmax = NanAmax.IGNORED
     nan_code: NanCode = NanCode.NAN
+    saturates: bool = True
     rounding: CodeRounding = CodeRounding.NEAREST_EVEN
     zero_sign: ZeroSign = ZeroSign.KEPT
     candidates: Candidates | None = None
@@ -258,6 +260,8 @@ class Recipe:
             raise ValueError(f"{self.name}: under a global scale neither given scales nor powers of two are defined")
         if self.nan_code is NanCode.NAN and not self.element.has_nan:
             raise ValueError(f"{self.name}: {self.element} has no NaN; choose POSITIVE_MAX or NEGATIVE_MAX as nan_code")
+        if not self.saturates and not self.element.has_nan:
+            raise ValueError(f"{self.name}: {self.element} has no NaN; a cast to it saturates")
         if self.candidates is not None and not self.scaling.global_scale:
             raise ValueError(f"{self.name}: a choice of two scales is known under a global scale alone")
         inverse = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT
@@ -319,8 +323,8 @@ _DIVIDE, _MULTIPLY, _GIVEN = ScaleFormula.DIVIDE, ScaleFormula.MULTIPLY, ScaleFo
 _X_OVER_S, _X_RECIPROCAL, _XQ = CodeFormula.DIVIDE, CodeFormula.RECIPROCAL, CodeFormula.QUOTIENT
 _CEIL, _PROPAGATED = PowerOfTwo.CEIL, NanAmax.PROPAGATED
 
-# DeepGEMM: torch code, so amax propagates NaN; the cast saturates (torch >= 2.13). A non-finite amax ends in
-# byte 254 because the exponent field is clamped to 1..254 whatever it was.
+# DeepGEMM: torch code, so amax propagates NaN; the cast saturates in torch 2.13 and gives NaN before (seen with 2.11 on
+# an H200). A non-finite amax ends in byte 254 because the exponent field is clamped to 1..254 whatever it was.
 _DEEPGEMM = "DeepGEMM deep_gemm/utils/math.py @54e2261"
 DEEPGEMM_1X128 = Recipe(
     "deepgemm_1x128",
@@ -339,6 +343,11 @@ DEEPGEMM_128X128_UE8M0 = like(
     DEEPGEMM_128X128, "deepgemm_128x128_ue8m0", scaling=E4M3_128X128_UE8M0, **_DEEPGEMM_POWERS
 )
 DEEPGEMM_128X1_UE8M0 = like(DEEPGEMM_128X1, "deepgemm_128x1_ue8m0", scaling=E4M3_128X1_UE8M0, **_DEEPGEMM_POWERS)
+_BEFORE_213 = f"{_DEEPGEMM}, over the cast of torch before 2.13: an infinite element has the code NaN"
+DEEPGEMM_1X128_UE8M0_OPEN, DEEPGEMM_128X128_UE8M0_OPEN, DEEPGEMM_128X1_UE8M0_OPEN = (
+    like(recipe, f"{recipe.name}_unsaturated", _BEFORE_213, saturates=False)
+    for recipe in (DEEPGEMM_1X128_UE8M0, DEEPGEMM_128X128_UE8M0, DEEPGEMM_128X1_UE8M0)
+)
 DEEPGEMM_DEVICE_1X32_UE8M0 = Recipe(
     "deepgemm_device_1x32_ue8m0",
     "DeepGEMM common/math.cuh get_e4m3_sf_and_sf_inv (sm100 mega-MoE)",

@@ -156,6 +156,27 @@ class TestAgainstRationals:
                 assert bits(made.codes)[i * r : (i + 1) * r, j * c : (j + 1) * c].flatten().tolist() == codes
 
 
+class TestUnsaturated:
+    """torch's cast gave NaN beyond the range before 2.13: an infinite element beside finite ones."""
+
+    @pytest.mark.parametrize("recipe", [R.DEEPGEMM_1X128_UE8M0, R.DEEPGEMM_1X128_UE8M0_OPEN], ids=lambda r: r.name)
+    def test_an_infinite_element(self, recipe):
+        x = torch.tensor([[math.inf, -math.inf, 3.0, 0.0] * 32], dtype=torch.float32)
+        ends = [448.0, -448.0] if recipe.saturates else [math.nan, math.nan]
+        codes = quantize(x, recipe).codes
+        assert decode(codes)[0, :4].tolist() == pytest.approx([*ends, 0.0, 0.0], abs=0, nan_ok=True)
+
+    def test_a_finite_quotient_stays(self):
+        """Of a declared recipe that does not saturate every finite code is that of the one that does."""
+        x = mixed(6, 256, torch.bfloat16, seed=3).nan_to_num(0.0, 0.0, 0.0)
+        kept, open_ = (quantize(x, r).codes for r in (R.DEEPGEMM_1X128_UE8M0, R.DEEPGEMM_1X128_UE8M0_OPEN))
+        assert torch.equal(bits(kept), bits(open_))
+
+    def test_a_format_without_nan_saturates(self):
+        with pytest.raises(ValueError, match="saturates"):
+            R.like(recipe_table.get("modelopt_mxfp4"), "open", saturates=False)
+
+
 class TestTieLattice:
     """amax = 448 s: every midpoint of two codes, times s, is an exact tie and goes to the even code."""
 

@@ -61,6 +61,8 @@ class MergeContract(Contract):
     names: ClassVar[tuple[str, str, str, str]]
     heads_first: ClassVar[bool] = False
     log_base: ClassVar[float] = math.e
+    either_sign: ClassVar[bool] = True
+    """Whether ``+inf`` is that of a state without keys, too; where not, its row may be anything."""
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         self.extents(inputs)
@@ -117,6 +119,10 @@ class MergeContract(Contract):
     def _known(self, call: Call) -> dict[str, Tensor]:
         """Where a state has keys, bool in the shapes of the outputs."""
         some = ~torch.isneginf(self.states(call.inputs, call.resolved).sums).all(dim=0)
+        if not self.either_sign:
+            for name in (self.names[1], self.names[3]):
+                above = torch.isposinf(decode(call.inputs[name]))
+                some &= ~(above.transpose(0, 1) if self.heads_first else above)
         return self._named((some[..., None].expand(call.inputs[self.names[0]].shape), some))
 
     def expected(self, call: Call) -> dict[str, Tensor]:
@@ -233,7 +239,8 @@ class MergeStateV2(MergeState):
 
 @register
 class FlashInferMergeState(MergeState):
-    """The log-sum-exps are to base 2."""
+    """The log-sum-exps are to base 2. Only ``-inf`` is that of a state without keys: the kernel subtracts the larger of
+    two, so ``+inf`` gives NaN, and a row that has it may be anything."""
 
     name = "merge_state"
     summary = "FlashInfer's merge of two attention states, log-sum-exps to base 2"
@@ -241,3 +248,4 @@ class FlashInferMergeState(MergeState):
     returns = ("V", "S")
     shapes: ClassVar[Mapping[str, str]] = {"V": "[M, H, D]", "S": "[M, H]"}
     log_base = 2.0
+    either_sign = False

@@ -448,7 +448,11 @@ class PerBlockCastToFp8(_Cast):
     shapes = {"scale": "[ceil(N / R), ceil(K / C)] for block_size (R, C)"}
     options = (OptionSpec("block_size", (TILE_128.rows, TILE_128.columns), None, "rows and columns of a block"), UE8M0)
     plain = recipes.DEEPGEMM_128X128
-    powers = (recipes.DEEPGEMM_128X128_UE8M0, recipes.TORCH_CAST_128X128_UE8M0)
+    powers = (
+        recipes.DEEPGEMM_128X128_UE8M0,
+        recipes.DEEPGEMM_128X128_UE8M0_OPEN,
+        recipes.TORCH_CAST_128X128_UE8M0,
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         self.block(options)
@@ -469,7 +473,11 @@ class PerTokenCastToFp8(_Cast):
     source = "DeepGEMM per_token_cast_to_fp8"
     plain = recipes.DEEPGEMM_1X128
     options = (UE8M0, OptionSpec("group", plain.block.columns, None, "elements of K that share a scale"))
-    powers = (recipes.DEEPGEMM_1X128_UE8M0, recipes.TORCH_CAST_1X128_UE8M0)
+    powers = (
+        recipes.DEEPGEMM_1X128_UE8M0,
+        recipes.DEEPGEMM_1X128_UE8M0_OPEN,
+        recipes.TORCH_CAST_1X128_UE8M0,
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         positive(options, "group")
@@ -485,7 +493,11 @@ class PerChannelCastToFp8(_Cast):
     source = "DeepGEMM per_channel_cast_to_fp8"
     plain = recipes.DEEPGEMM_128X1
     shapes = {"scale": "[M/128, K], M a multiple of 128"}
-    powers = (recipes.DEEPGEMM_128X1_UE8M0, recipes.TORCH_CAST_128X1_UE8M0)
+    powers = (
+        recipes.DEEPGEMM_128X1_UE8M0,
+        recipes.DEEPGEMM_128X1_UE8M0_OPEN,
+        recipes.TORCH_CAST_128X1_UE8M0,
+    )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         m, rows = inputs["x"].shape[0], self.plain.block.rows or 1

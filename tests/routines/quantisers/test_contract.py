@@ -244,6 +244,32 @@ class TestLayouts:
         assert made["scale"].shape == (3, 4, 6)
 
 
+class TestCastOfInfinity:
+    """The cast of torch before 2.13 gives an infinite element NaN, that of 2.13 the largest code."""
+
+    RECIPES = (R.DEEPGEMM_1X128_UE8M0, R.DEEPGEMM_1X128_UE8M0_OPEN)
+
+    def test_both_are_right_and_not_mixed(self):
+        x = torch.arange(1.0, 385.0)[:, None].repeat(1, 128).reshape(3, -1).contiguous()  # rows of 128 equal scales
+        x[0, 0] = x[1, 5] = math.inf
+        made = [quantize(x, recipe) for recipe in self.RECIPES]
+        for one in made:
+            right = {"q": one.codes, "scale": one.scale}
+            assert judge("per_token_cast_to_fp8", {"x": x}, right, use_ue8m0=True).status is Status.PASSED
+        codes = torch.stack([made[0].codes[0], *made[1].codes[1:]])
+        mixed = {"q": codes, "scale": made[0].scale}
+        assert judge("per_token_cast_to_fp8", {"x": x}, mixed, use_ue8m0=True).status is Status.FAILED
+
+    def test_nan_of_a_finite_element_is_wrong(self):
+        x = torch.ones(2, 128)
+        x[0, 0] = math.inf
+        one = quantize(x, self.RECIPES[1])
+        codes = one.codes.clone()
+        codes[1, 3] = math.nan
+        out = {"q": codes, "scale": one.scale}
+        assert judge("per_token_cast_to_fp8", {"x": x}, out, use_ue8m0=True).status is Status.FAILED
+
+
 class TestScaleCasts:
     """per_tensor_dequantize and ceil_to_ue8m0: reference, admissible neighbours, twins that fail."""
 
