@@ -74,7 +74,7 @@ BINDINGS = (
             "quant_scale_kv) -> q_rope, k_rope, q_nope, k_nope",
             f"{ROPE}{more})",
             ignores=("enable_pdl", "backend"),
-            # a thread rotates 16 values, as many as half of 32; of a head of 16 columns 8 to 15 are wrong (see findings)
+            # a thread rotates 16 values, half of 32; of 16 rotated columns the second half is wrong (docs/findings.md)
             domain="d % 32 == 0",
             dense=("*",),
             release=RELEASE,

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from oracle.bindings import deep_gemm, flashinfer, sglang, torch_itself, vllm
+from oracle.bindings import blocked, deep_gemm, flashinfer, sglang, torch_itself, torchao, vllm
 from oracle.bindings.binding import Binding
 from oracle.errors import OptionError, among
 from oracle.extensions import added
 
-OWN = (*torch_itself.BINDINGS, *deep_gemm.BINDINGS, *vllm.BINDINGS, *flashinfer.BINDINGS, *sglang.BINDINGS)
+LIBRARIES = (torch_itself, deep_gemm, vllm, flashinfer, sglang, torchao, blocked)
+OWN = tuple(binding for library in LIBRARIES for binding in library.BINDINGS)
 GROUP = "fp8_oracle.bindings"
 
 

@@ -1,5 +1,5 @@
 """sglang-kernel's compiled operators, ``torch.ops.sgl_kernel``: products, quantisers, routers, merged attention; and
-SGLang's Triton attention.
+SGLang's Triton products, quantisers and attention.
 
 Parameters of operators are those of the schemas inside the library of the release.
 """
@@ -12,7 +12,8 @@ import torch
 
 from oracle.bindings.binding import Binding, bind
 
-SGLANG = "sglang 0.5.10"
+SGLANG, NEWER = "sglang 0.5.10", "sglang 0.5.23"
+OPS = "sglang.kernels.ops"
 LOADS = ("sgl_kernel", "sgl_kernel.sm90.common_ops")
 """The package loads the library of the GPU at hand; where only the one of sm90 was unpacked, that is imported."""
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
@@ -114,5 +115,76 @@ BINDINGS = (
         ignores=("max_len_extend", "skip_prefix_custom_mask"),
         dense=("*",),
         release=SGLANG,
+    ),
+    bind(
+        f"{OPS}.gemm.fp8_kernel:w8a8_block_fp8_matmul_triton",
+        "fp8_gemm_nt",
+        "(a, b, a_scale, b_scale, [128, 128], out_dtype)",
+        "(A, B, As, Bs, block_size, output_dtype=torch.float16)",
+        takes={"a": E4M3, "b": E4M3, "c": None},
+        dense=("*",),
+        release=NEWER,
+    ),
+    bind(
+        f"{OPS}.gemm.fp8_kernel:triton_scaled_mm",
+        "cutlass_scaled_mm",
+        "(a, b.t(), a_scale, b_scale.t(), out_dtype, bias)",
+        "(input, weight, scale_a, scale_b, out_dtype, bias=None, block_size_m=32, block_size_n=32, block_size_k=32, "
+        "use_heuristic=True, num_warps=None, num_stages=None)",
+        takes={"a": E4M3, "b": E4M3},
+        where="a_scale.shape == (a.shape[0], 1) and b_scale.shape == (1, b.shape[0]) "
+        "and (bias is None or bias.dtype == out_dtype)",
+        ignores=("block_size_m", "block_size_n", "block_size_k", "use_heuristic", "num_warps", "num_stages"),
+        dense=("*",),
+        release=NEWER,
+    ),
+    bind(
+        f"{OPS}.quantization.fp8_kernel:_per_token_group_quant_8bit_raw",
+        "per_token_group_quant_fp8",
+        "(x, group_size, eps, torch.float8_e4m3fn, column_major_scales)",
+        "(x, group_size, eps=1e-10, dtype=fp8_dtype, column_major_scales=False, scale_tma_aligned=False, "
+        "scale_ue8m0=False, *, output_q=None, output_s=None)",
+        takes={"tma_aligned_scales": False, "use_ue8m0": False},
+        ignores=("output_q", "output_s"),
+        dense=("*",),
+        release=NEWER,
+    ),
+    bind(
+        f"{OPS}.quantization.fp8_kernel:static_quant_fp8",
+        "scaled_fp8_quant",
+        "(x, scale) -> q, ...",
+        "(x, x_s, repeat_scale=False)",
+        takes={"scale_ub": None, "num_token_padding": None, "use_per_token_if_dynamic": False},
+        where="scale is not None",
+        numerics="sglang_static",
+        dense=("*",),
+        release=NEWER,
+    ),
+    bind(
+        f"{OPS}.quantization.act_quant_triton:act_quant",
+        "per_token_group_quant_fp8",
+        "(x, group_size)",
+        "(x, block_size=128, scale_fmt=None)",
+        takes={"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False, "eps": 1e-10},
+        numerics="sglang_act_quant_triton",
+        dense=("*",),
+        release=NEWER,
+    ),
+    bind(
+        f"{OPS}.moe.ep_moe_kernels:silu_and_mul_masked_post_quant_fwd",
+        "silu_and_mul_masked_post_quant",
+        "(x, q, scale, group_size, masked_m)",
+        "(input, output, output_scale, quant_group_size, masked_m, scale_ue8m0=False, gemm1_alpha=0.0, "
+        "gemm1_clamp_limit=0.0, num_real_tokens=None, topk=None)",
+        takes={
+            "x": HALVES,
+            "masked_m": torch.int32,
+            "rounding": "each",
+            "use_ue8m0": False,
+            "gemm1_alpha": None,
+            "gemm1_clamp_limit": None,
+        },
+        dense=("*",),
+        release=NEWER,
     ),
 )

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def folder(target: str) -> Path | None:
     """The folder of a library; None where it is not installed."""
     spec = importlib.util.find_spec(target.partition(":")[0].partition(".")[0])
     return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution; None where its metadata are not there."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @cache
@@ -57,6 +66,9 @@ def stated(signature: str) -> str:
 def test_as_the_release_has_them(binding: Binding) -> None:
     if (package := folder(binding.target)) is None:
         pytest.skip(f"{binding.target.partition(':')[0]} is not installed; pip install {binding.release.split()[0]}")
+    name, _, release = binding.release.partition(" ")
+    if (found := installed(name)) not in (None, release):
+        pytest.skip(f"{name} {found} is installed, and the call was read in {release}; pip install {name}=={release}")
     assert stated(binding.signature) in functions(package)[binding.target.partition(":")[2]]
 
 
