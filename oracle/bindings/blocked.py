@@ -17,7 +17,7 @@ GROUPS, CAST, RECIPE = "per_token_group_quant_fp8", "per_block_cast_to_fp8", "lm
 OPERANDS = {"a": E4M3, "b": E4M3, "c": None}
 ROWS = {"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False, "eps": 1e-10}
 TOKENS = {"scale": None, "num_token_padding": None, "use_per_token_if_dynamic": True}
-SQUARE = "block_size[0] == block_size[1] == 128"
+SQUARE = "block_size[0] == block_size[1] == 128 and x.shape[0] % 128 == 0 and x.shape[1] % 128 == 0"
 DEEPSEEK = "(A, B, As, Bs, block_size, output_dtype={})"
 """Parameters of the product that SGLang wrote and others took."""
 _LMDEPLOY = {"dense": ("*",), "release": LMDEPLOY}

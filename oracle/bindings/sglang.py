@@ -24,14 +24,14 @@ def _operator(name: str, contract: str, pattern: str, signature: str, **stated: 
     return bind(f"torch:ops.sgl_kernel.{name}", contract, pattern, signature, **stated)
 
 
-def _router(name: str, more: str, parameters: str) -> Binding:
+def _router(name: str, more: str, parameters: str, **takes: object) -> Binding:
     return _operator(
         name,
         name,
         f"(topk_weights, topk_ids, logits, renormalize, {more}bias)",
         f"(topk_weights, topk_indices, gating_output, renormalize, {parameters}correction_bias)",
         derived={"top_k": "topk_ids.shape[1]"},
-        takes={"is_padding": None, "routed_scaling_factor": 1.0},
+        takes={"is_padding": None, "routed_scaling_factor": 1.0} | takes,
     )
 
 
@@ -52,6 +52,7 @@ BINDINGS = (
         "(x, q, scale, group_size, eps, -448.0, 448.0, False)",
         "(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0)",
         takes={"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False},
+        where="x.dim() == 2",
         shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
     ),
     _operator(
@@ -70,7 +71,8 @@ BINDINGS = (
             "g_idx": "torch.arange(a.shape[1], dtype=torch.int32, device=a.device) "
             "// (a.shape[1] // b_gptq_scales.shape[0])"
         },
-        domain="n % 32 == 0, k % 32 == 0",
+        # threads beyond N write as well where 4 or 8 bits meet up to 8 rows: docs/findings.md
+        domain="n % 128 == 0, k % 32 == 0",
     ),
     _operator(
         "gptq_shuffle",
@@ -78,9 +80,10 @@ BINDINGS = (
         "(q_weight, q_perm, bit)",
         "(q_weight, q_perm, bit)",
         takes={"q_perm": torch.int32},
+        where="q_perm is None or q_perm.numel() == 0 or q_weight.shape[1] % 2 == 0",  # it moves two words at a time
         absent={"q_perm": "torch.empty(0, dtype=torch.int32, device=q_weight.device)"},
     ),
-    _router("topk_softmax", "0.0, ", "moe_softcapping, "),
+    _router("topk_softmax", "0.0, ", "moe_softcapping, ", bias=None),  # it adds the bias to the logits
     _router("topk_sigmoid", "", ""),
     _operator(
         "merge_state_v2",

@@ -14,7 +14,10 @@ E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 OPERANDS = {"a": E4M3, "b": E4M3, "c": None}
 ROWS = {"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False, "eps": 1e-10}
 COLUMNS = ROWS | {"column_major_scales": True, "group_size": 128}
-WHOLE, SQUARE = "m % 128 == 0, k % 128 == 0", "block_size[0] == block_size[1] == 128"
+WHOLE, SQUARE = (
+    "m % 128 == 0, k % 128 == 0",
+    "block_size[0] == block_size[1] == 128 and x.shape[0] % 128 == 0 and x.shape[1] % 128 == 0",
+)
 CAST, GROUPS = "per_block_cast_to_fp8", "per_token_group_quant_fp8"
 BLOCKS, TRAINING = "torchao.kernel.blockwise_quantization", "torchao.prototype.blockwise_fp8_training.kernels"
 FORMATS = "torchao.prototype.mx_formats"
@@ -58,6 +61,7 @@ BINDINGS = (
         "(a, b.t(), a_scale.t().contiguous().t(), b_scale.t(), 128, out_dtype)",
         "(a, b, a_s, b_s, block_size=128, out_dtype=torch.float32)",
         takes=OPERANDS,
+        where="a.shape[0] > 1",  # strides of one row are not those of columns
         domain="n % 128 == 0, k % 128 == 0",
         dense=("*",),
         release=RELEASE,
@@ -102,6 +106,7 @@ BINDINGS = (
         "(input_matrix, use_triton_kernel=False)",
         ignores=("use_triton_kernel",),
         where="scale.dim() == 2",
+        domain="g == 1",
         dense=("*",),
         release=RELEASE,
     ),

@@ -177,7 +177,7 @@ BINDINGS = (
         loads=STABLE,
         # powers of two have a second floor, on the scale: the recipe vllm_group_ue8m0
         takes={"column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False},
-        where="x.is_contiguous()",
+        where="x.dim() == 2 and x.is_contiguous()",
         shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
     ),
     _operator(
@@ -185,13 +185,16 @@ BINDINGS = (
         "(qweight, scales, zeros, 0, 0, 0)",
         "(qweight, scales, zeros, split_k_iters, thx, thy)",
         takes={"scales": F16},
-        domain="n % 64 == 0",
+        where="qweight.shape[0] % 32 == 0",  # a block of threads has 32 rows, and none is begun for fewer
+        domain="n % 64 == 0, k % 32 == 0",
     ),
     _operator(
         "awq_gemm",
         "(input, qweight, scales, qzeros, split_k_iters)",
         "(in_feats, kernel, scaling_factors, zeros, split_k_iters)",
         takes={"input": F16, "scales": F16},
+        # what it checks: N is a multiple of the rows of a group
+        where="scales.shape[1] * scales.shape[0] % input.shape[1] == 0",
         domain="n % 64 == 0, k % 32 == 0",
     ),
     _operator(
@@ -203,13 +206,15 @@ BINDINGS = (
             "g_idx": "torch.arange(a.shape[1], dtype=torch.int32, device=a.device) "
             "// (a.shape[1] // b_gptq_scales.shape[0])"
         },
-        domain="n % 32 == 0, k % 32 == 0",
+        # threads beyond N write as well where 4 or 8 bits meet up to 8 rows: docs/findings.md
+        domain="n % 128 == 0, k % 32 == 0",
     ),
     _operator(
         "gptq_shuffle",
         "(q_weight, q_perm, bit)",
         "(q_weight, q_perm, bit)",
         takes={"q_perm": torch.int32},
+        where="q_perm is None or q_perm.numel() == 0 or q_weight.shape[1] % 2 == 0",  # it moves two words at a time
         absent={"q_perm": NO_ROWS.format("q_weight")},
     ),
     _operator(
@@ -217,6 +222,7 @@ BINDINGS = (
         "(b_q_weight, perm, b_q_weight.shape[0] * 32 // num_bits, b_q_weight.shape[1], num_bits, is_a_8bit)",
         "(b_q_weight, perm, size_k, size_n, num_bits, is_a_8bit)",
         takes={"perm": torch.int32},
+        where="not is_a_8bit or perm is None or perm.numel() == 0",
         absent={"perm": NO_ROWS.format("b_q_weight")},
     ),
     _operator(
@@ -261,7 +267,7 @@ BINDINGS = (
     bind(
         "vllm.model_executor.layers.quantization.compressed_tensors.triton_scaled_mm:triton_scaled_mm",
         "cutlass_scaled_mm",
-        "(a, b.t(), a_scale, b_scale, out_dtype)",
+        "(a, b.t(), a_scale, b_scale.t(), out_dtype)",
         "(input, weight, scale_a, scale_b, out_dtype, bias=None, block_size_m=32, block_size_n=32, "
         "block_size_k=32, use_heuristic=True)",
         takes={"a": E4M3, "b": E4M3, "bias": None, "out_dtype": HALVES},
