@@ -40,6 +40,8 @@ MOST_CHOICES = 12
 """Choices of experts that are tried for one token."""
 DEVICE_ERROR, DEVICE_SLOPE, FLUSH = 2.0**-20, 2.0**-22, 2.0**-126
 TANH_ERROR = 2.0**-24 + 2.0**-25
+FAST_TANH = 2.0**-11
+"""Largest relative error of ``tanh.approx.f32`` (PTX ISA), which nvcc's ``-use_fast_math`` takes for ``tanhf``."""
 LOG_ERROR = 2.0**-20
 LINEAR = 20.0
 """The logit above which a softplus is the logit."""
@@ -67,6 +69,7 @@ class Router:
     epsilon : added to the sum that weights are divided by.
     on_input : the weight multiplies the expert's input, not its output.
     by_tanh : a sigmoid may be computed by tanh, whose error is absolute.
+    fast_tanh : with ``by_tanh``, by ``tanh.approx.f32``, as FlashInfer's build has it.
     nan_is_zero : a score that is NaN is 0, and a sum of weights that is 0 divides as 1.
     kept : scores, biases and choices are rounded to this format, one after the other; None: float32.
     """
@@ -81,6 +84,7 @@ class Router:
     epsilon: float = 0.0
     on_input: bool = False
     by_tanh: bool = False
+    fast_tanh: bool = False
     nan_is_zero: bool = False
     kept: Format | None = None
 
@@ -215,7 +219,8 @@ def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores
     flushed = torch.where(relative > 0, FLUSH, 0.0)
     span = Span(score * (1 - relative) - flushed, score * (1 + relative) + flushed)
     if router.by_tanh and router.scoring is Scoring.SIGMOID:
-        span = Span((span.low - TANH_ERROR).clamp(min=0.0), span.high + TANH_ERROR)
+        error = TANH_ERROR + (2 * score - 1).abs() * (FAST_TANH / 2 if router.fast_tanh else 0.0)
+        span = Span((span.low - error).clamp(min=0.0), span.high + error)
     return _chosen(x, score, span, router, bias)
 
 

@@ -12,7 +12,7 @@ A row of padding has no experts: its ids are -1, nothing is claimed of its weigh
 softmax: every score is 0, so that any experts may be chosen, and weights are 0. A sum of 0 divides as 1.
 ``grouped_topk`` keeps scores, biases and their sums in float32 or, in its general kernel, in the dtype of the logits,
 all of a call alike; the score of a group is then a sum in either. The layers of TensorRT-LLM round the bias of grouped
-experts to bfloat16.
+experts to bfloat16. FlashInfer builds its kernels with ``-use_fast_math``, so that its tanh is ``tanh.approx.f32``.
 
 Sources: vLLM csrc/moe (topk_softmax_kernels.cu, grouped_topk_kernels.cu); FlashInfer fused_routing_dsv3.py and
 trtllm_fused_moe_routing; :mod:`oracle.truth.routing`.
@@ -100,12 +100,13 @@ ROWS = (
     Row(
         name="fused_topk_deepseek", summary="DeepSeek-V3's router in groups of experts, weights that sum to the factor",
         source="FlashInfer fused_moe/fused_routing_dsv3.py", scored="0.5 tanh(0.5 l) + 0.5",
-        facts={"renormalise": True, **_GROUPED}, given=True, bias=WIDE, groups=True, weights=(),
+        facts={"renormalise": True, "fast_tanh": True, **_GROUPED}, given=True, bias=WIDE, groups=True, weights=(),
     ),
     Row(
         name="trtllm_moe_routing", summary="the ten routing methods of TensorRT-LLM's layers of experts",
         source="FlashInfer tllm_enums.py, trtllm_fused_moe_routing; PR 3875, PR 3803", scored="as the method says",
-        facts={"by_tanh": True}, bias=WIDE, groups=True, methods=True, weights=(torch.bfloat16, torch.float32),
+        facts={"by_tanh": True, "fast_tanh": True}, bias=WIDE, groups=True, methods=True,
+        weights=(torch.bfloat16, torch.float32),
     ),
 )  # fmt: skip  # a table
 

@@ -153,6 +153,23 @@ class TestGrouped:
             assert judge("fused_topk_deepseek", inputs, weights, ids, **self.V3).status is status
         assert judge("fused_topk_deepseek", inputs, torch.full((1, 4), 1.5), ids, **self.V3).status is Status.FAILED
 
+    @pytest.mark.parametrize(("error", "statuses"), [
+        (0.0, (Status.PASSED, Status.PASSED)), (2.0**-12, (Status.PASSED, Status.FAILED)),
+        (2.0**-8, (Status.FAILED, Status.FAILED)),
+    ])  # fmt: skip  # a table
+    def test_a_fast_tanh(self, error: float, statuses: tuple[Status, Status]) -> None:
+        """FlashInfer builds with ``-use_fast_math``, whose tanh errs by 2^-11; vLLM does not."""
+        x, bias = normal(32, 32, seed=5), torch.zeros(32)
+        tanh = torch.tanh(0.5 * x.double())
+        s = (0.5 * tanh * (1 + error * torch.sign(normal(32, 32, seed=6))) + 0.5).float()
+        ids = self.route(s, bias)
+        weights = renormalised(s, ids, 1.0, 1e-20)
+        found = [
+            judge(name, {"logits": x, "bias": bias}, weights, ids, **self.V3, **more).status
+            for name, more in (("fused_topk_deepseek", {}), ("grouped_topk", {"renormalize": True}))
+        ]
+        assert tuple(found) == statuses
+
 
 class TestMethods:
     """The ten methods of FlashInfer's layers, weights in bfloat16."""
