@@ -87,4 +87,27 @@ BINDINGS = (
     ),
     bind(f"{MATH}:ceil_to_ue8m0", "ceil_to_ue8m0", "(x)", "(x)", release=RELEASE),
     bind("deep_gemm.testing.numeric:calc_diff", "calc_diff", "(x, y)", "(x, y)", release=RELEASE),
+    bind(f"{MATH}:pack_ue8m0_to_int", "pack_ue8m0_to_int", "(x)", "(x)", dense=("*",), release=RELEASE),
+    bind(
+        f"{MATH}:unpack_ue8m0_from_int",
+        "unpack_ue8m0_from_int",
+        "(packed_sf)",
+        "(packed_sf)",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    *(
+        bind(
+            f"{module}:{name}",
+            name,
+            "((l1, l1_sf), (l2, l2_sf)) -> (l1, l1_sf), (l2, l2_sf)",
+            f"(l1_weights, l2_weights{more})",
+            dense=("*",),
+            release=RELEASE,
+        )
+        for module, name, more in (
+            ("deep_gemm.mega", "transform_weights_for_mega_moe", ", activation='swiglu'"),
+            ("deep_gemm", "transform_weights_for_mega_moe_sm90", ""),
+        )
+    ),
 )

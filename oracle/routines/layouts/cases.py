@@ -250,6 +250,32 @@ def _every_dtype(contract: str, grammar: Grammar, profile: str) -> Iterable[str]
         yield f"{contract}/{dtype}/-/{grammar.shapes[-1]}/family=randn/seed=1"
 
 
+def _mega(words: bool) -> Builder:
+    """Weights of G experts of DeepGEMM's fused layer with their scales: float32 of blocks, or words of exponents, where
+    a byte holds two codes of FP4."""
+
+    def build(case: Case) -> dict[str, Tensor]:
+        g, h, i = case["g"], case["h"], case["i"]
+        made: dict[str, Tensor] = {}
+        for name, rows, columns in (("l1", 2 * i, h), ("l2", h, i)):
+            made[name] = _matrix(case, name, g * rows, columns // (1 + words)).reshape(g, rows, -1)
+            label, shape = f"{name}_sf", (g, -(-rows // 128), -(-columns // 128))
+            made[label] = (
+                torch.from_numpy(case.stream(label).integers(0, 1 << 31, (g, rows, -(-columns // 128)))).to(torch.int32)
+                if words
+                else data.scales(case.label(label), "randn", shape)
+            )
+        return made
+
+    return build
+
+
+def _words(case: Case) -> dict[str, Tensor]:
+    return {
+        "packed_sf": torch.from_numpy(case.stream("words").integers(0, 1 << 31, (case["m"], case["c"]))).to(torch.int32)
+    }
+
+
 def _flag(name: str) -> Callable[[Case], dict[str, object]]:
     return lambda case: {name: case.option("gated") != "0"}
 
@@ -273,6 +299,7 @@ _SHAPES: Mapping[tuple[str, ...], tuple[str, ...]] = {
 _WHOLE_BLOCKS = ("e=1,h=128,i=128", "e=3,h=128,i=96", "e=2,h=256,i=192")
 # Rows or columns of one group, of several, and of groups of which one is empty.
 _EXPERTS = ("m=1,c=1,g=1", "m=130,c=7,g=2", "m=200,c=21,g=4")
+_FUSED, _PACKED = ("g=1,h=128,i=64", "g=3,h=256,i=192"), ("m=1,c=1", "m=7,c=3", "m=130,c=14")
 _TOKENS = ("m=1,k=8,g=1", "m=37,k=24,g=2", "m=100,k=16,g=5")
 _HALVES = ("e=1,h=128,i=128", "e=3,h=128,i=72", "e=2,h=256,i=256")
 
@@ -400,6 +427,18 @@ _GRAMMARS: Mapping[str, Grammar] = {
         shapes=_HALVES,
         fixed=True,
     ),
+    "transform_weights_for_mega_moe": _of_weights(("g", "h", "i"), _mega(True), own=_FUSED),
+    "transform_weights_for_mega_moe_sm90": _of_weights(("g", "h", "i"), _mega(False), own=_FUSED),
+    "pack_ue8m0_to_int": Grammar(
+        ("m", "c"),
+        ("f32",),
+        ("-",),
+        ("randn",),
+        lambda case: {"x": data.powers_of_two(case.label("x"), (case["m"], 4 * case["c"]))},
+        no_options,
+        shapes=_PACKED,
+    ),
+    "unpack_ue8m0_from_int": Grammar(("m", "c"), ("i32",), ("-",), ("randn",), _words, no_options, shapes=_PACKED),
     "ceil_div": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
     "align": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
     "calculate_tile_tokens_dim": _of_integers(_integers(num_tokens=(1, 5000), top_k=(1, 9), num_experts=(1, 257))),
@@ -429,6 +468,10 @@ GOLDENS = (
     "prepare_fp8_moe_layer_for_fi/e4m3/-/e=1,h=32,i=128/block=1/family=codes/seed=7",
     "pad_token_groups/bf16/-/m=9,k=4,g=3/align=16,tail=1/family=randn/seed=7",
     "remap_topk_to_local/i32-i32/-/t=3,e=6,k=2/family=randn/seed=7",
+    "transform_weights_for_mega_moe/e4m3/-/g=1,h=128,i=64/family=codes/seed=7",
+    "transform_weights_for_mega_moe_sm90/e4m3/-/g=1,h=32,i=16/family=codes/seed=7",
+    "pack_ue8m0_to_int/f32/-/m=3,c=2/family=randn/seed=7",
+    "unpack_ue8m0_from_int/i32/-/m=3,c=2/family=randn/seed=7",
     "unpad_token_groups/f32/-/m=9,k=4,g=3/align=16/family=randn/seed=7",
     *(f"requantize_with_max_scale/e4m3/-/s=3,n=48,k=64/family={f}/seed=7" for f in ("codes", "randn")),
 )  # fmt: skip  # a table, one row a line

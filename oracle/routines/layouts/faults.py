@@ -29,7 +29,7 @@ from oracle.routines.fault import (
 )
 from oracle.routines.ideas import tiles_too_close
 from oracle.routines.layouts import contract as layouts
-from oracle.routines.layouts import groups, shards
+from oracle.routines.layouts import groups, mega, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
 from oracle.routines.quantisers.contract import CeilToUe8m0, PerTensorDequantize
 from oracle.routines.traits import Trait, of_class
@@ -211,6 +211,15 @@ def _every_fourth(call: Call, out: Tensor) -> Tensor:
     return placed
 
 
+def _swapped_units(rows: Tensor) -> Tensor:
+    """Of each 16 rows of ``[G, R, K]`` the last eight first."""
+    return rows.reshape(len(rows), -1, 2, mega.UNIT, rows.shape[2]).flip(2).flatten(1, 3)
+
+
+def _by_warps(scale: Tensor) -> Tensor:
+    return scale[:, mega.by_warps(scale.shape[1])]
+
+
 gated = need(lambda call: call.resolved["is_act_and_mul"], "the weights are not gated")
 ragged = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs['w2'].shape[2]} is aligned")
 fault(
@@ -283,6 +292,72 @@ fault(
     ),
 )
 
+GATED_ROWS = of_class(mega.MegaWeights)
+fault(
+    "{}",
+    MOVEMENT,
+    on=GATED_ROWS,
+    seen="DeepGEMM mega_moe: transform_weights_for_mega_moe",
+    same_if=ALIKE,
+    over=(
+        way("gate and up rows left in two halves", lambda call, out: call.inputs["l1"]),
+        way(
+            "gate and up rows in turn one by one",
+            lambda call, out: (
+                torch.stack(bits_of(call.inputs["l1"]).chunk(2, dim=1), dim=2).flatten(1, 2).view(out.dtype)
+            ),
+        ),
+        way(
+            "up rows before gate rows",
+            lambda call, out: _swapped_units(bits_of(out)).view(out.dtype),
+        ),
+    ),
+    write=lambda change: entry("l1", change),
+)
+fault(
+    "{}",
+    MOVEMENT,
+    on=of_class(mega.TransformWeights),
+    seen="DeepGEMM mega_moe: _transpose_sf_for_utccp",
+    same_if=ALIKE,
+    over=(
+        way("scales of gate and up rows left in two halves", lambda call, out: _by_warps(call.inputs["l1_sf"])),
+        way(
+            "scales of the gate not placed for UTCCP",
+            lambda call, out: call.inputs["l1_sf"][:, mega.in_turn(out.shape[1])],
+        ),
+        way(
+            "scales placed for UTCCP the other way round",
+            lambda call, out: call.inputs["l1_sf"][:, mega.in_turn(out.shape[1])][
+                :, torch.argsort(mega.by_warps(out.shape[1]))
+            ],
+        ),
+    ),
+    write=lambda change: entry("l1_sf", change),
+)
+fault(
+    "{}",
+    MOVEMENT,
+    on=of_class(mega.TransformWeights),
+    seen="DeepGEMM mega_moe: _transpose_sf_for_utccp",
+    same_if=ALIKE,
+    over=(
+        way("scales of the down projection not placed for UTCCP", _given("l2_sf")),
+        way(
+            "scales of the down projection in turn as those of gate and up",
+            lambda call, out: _by_warps(call.inputs["l2_sf"][:, mega.in_turn(out.shape[1])]),
+        ),
+    ),
+    write=lambda change: entry("l2_sf", change),
+)
+fault(
+    "exponents read from words in reverse byte order",
+    INDEX,
+    on=of_class(mega.UnpackUe8m0),
+    seen="TransformerEngine PR 2589",
+    write=entry("out", lambda call, out: out.reshape(len(out), -1, 4).flip(2).flatten(1)),
+    same_if="every word reads the same in both orders",
+)
 fault(
     "packed exponents in reverse byte order",
     INDEX,
