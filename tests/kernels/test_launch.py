@@ -21,19 +21,30 @@ pytestmark = pytest.mark.interpreter
 
 GRID = ("gridX", "gridY", "gridZ", "stream", "function")
 HANDED_ON = ("packed_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook")
+MODES, SCRATCH = ("launch_cooperative_grid", "launch_pdl"), ("global_scratch", "profile_scratch")
+COMPILED = (*GRID, *MODES, *SCRATCH, *HANDED_ON)
+DESCRIBED = (*GRID, *MODES, *HANDED_ON, *SCRATCH, "arg_annotations", "kernel_signature")
 LAUNCH_ARGUMENTS = {
-    # release: positional parameters of the compiled ``launch`` before those of the kernel. Read from the wheels of
-    # PyPI: triton/backends/nvidia/driver.py, CudaLauncher.__call__ and the PyArg_ParseTuple of make_launcher.
-    "3.5.1": (*GRID, "launch_cooperative_grid", "launch_pdl", "global_scratch", "profile_scratch", *HANDED_ON),
-    "3.6.0": (*GRID, "launch_cooperative_grid", "launch_pdl", "global_scratch", "profile_scratch", *HANDED_ON),
+    # release: positional parameters of ``launch`` before those of the kernel, which the latter kind takes as one tuple.
+    # Read from the wheels of PyPI: triton/backends/nvidia/driver.py, CudaLauncher.__call__, and the PyArg_ParseTuple of
+    # make_launcher, from 3.7 on that of launchKernel in driver.c.
+    **dict.fromkeys(("3.5.1", "3.6.0"), COMPILED),
+    **dict.fromkeys(("3.7.0", "3.7.1", "3.8.0", "3.9.0"), DESCRIBED),
 }
 NO_HOOKS: dict[str, object] = dict.fromkeys(HANDED_ON[1:])
 VALUES: dict[str, object] = {
     **dict(zip(GRID, (3, 1, 1, 7, "function"), strict=True)),
     **{"launch_cooperative_grid": "cooperative", "launch_pdl": "pdl", "packed_metadata": "metadata"},
     **{"global_scratch": None, "profile_scratch": None, **NO_HOOKS},
+    **{"arg_annotations": "annotations", "kernel_signature": b"signature"},
 }
 PARAMETERS = ("pointer", 48, 32)
+
+
+def handed_over(release: str) -> tuple[object, ...]:
+    """The arguments of one start in a release."""
+    names = LAUNCH_ARGUMENTS[release]
+    return (*(VALUES[name] for name in names), *((PARAMETERS,) if names is DESCRIBED else PARAMETERS))
 
 
 class Started(list[tuple[object, ...]]):
@@ -54,6 +65,7 @@ def launcher(scratch: int = 0, profile: int = 0) -> Any:
     class Launcher(Started):
         launch, launch_cooperative_grid, launch_pdl = Started(), "cooperative", "pdl"
         global_scratch_size, profile_scratch_size = scratch, profile
+        arg_annotations, kernel_signature = VALUES["arg_annotations"], VALUES["kernel_signature"]
 
     return Launcher()
 
@@ -95,18 +107,36 @@ def test_a_known_release_is_started_past_its_launcher(monkeypatch: pytest.Monkey
     run = launcher()
     start(run)
     assert list(run) == []
-    assert run.launch == [(*(VALUES[name] for name in LAUNCH_ARGUMENTS[release]), *PARAMETERS)]
+    assert run.launch == [handed_over(release)]
 
 
 @pytest.mark.parametrize(
     ("release", "scratch", "profile"),
-    [("3.4.0", 0, 0), ("3.6.1", 0, 0), ("3.7.0", 0, 0), ("3.60.0", 0, 0), ("3.6.0", 64, 0), ("3.6.0", 0, 8)],
+    [
+        ("3.4.0", 0, 0),
+        ("3.6.1", 0, 0),
+        ("3.10.0", 0, 0),
+        ("3.60.0", 0, 0),
+        ("3.6.0", 64, 0),
+        ("3.9.0", 64, 0),
+        ("3.6.0", 0, 8),
+        ("3.9.0", 0, 8),
+    ],
 )
 def test_elsewhere_triton_starts_it(monkeypatch: pytest.MonkeyPatch, release: str, scratch: int, profile: int) -> None:
     """Of a release that was not read, and where scratch memory is to be allocated."""
     with_triton(monkeypatch, release)
     run = launcher(scratch, profile)
     assert fast.starter(ready(run)) is None and run.launch == [] and list(run) == []
+
+
+@pytest.mark.parametrize("release", ["3.8.0", "3.9.0"])
+def test_a_sanitised_kernel_is_started_by_triton(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    """Its launcher appends the sanitiser's parameters."""
+    with_triton(monkeypatch, release)
+    run = launcher()
+    run.gsan_enabled = True
+    assert fast.starter(ready(run)) is None
 
 
 class TestAgain:
@@ -121,7 +151,9 @@ class TestAgain:
         seen: list[str] = []
         run = launcher()
         made: list[tuple[object, ...]] = []
-        run.__class__.launch = staticmethod(lambda *arguments: seen.append("started") or made.append(arguments))
+        run.__class__.launch = staticmethod(
+            lambda *arguments: seen.append("started") or made.append((*arguments[:-1], *arguments[-1]))
+        )
         monkeypatch.setattr(_launch.Launch, "_by_triton", lambda *_: seen.append("by Triton") or ready(run))
         here = _launch.Launch.here
         monkeypatch.setattr(_launch.Launch, "here", lambda *given: seen.append("looked at") or here(*given))
@@ -154,7 +186,7 @@ class TestAgain:
         known = [self.quantise(x, layout) for _ in range(4)]
         assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
         for arguments, right in zip(self.made, known[1:], strict=True):
-            assert arguments[:4] == (programs, 1, 1, 7) and arguments[len(LAUNCH_ARGUMENTS["3.6.0"]) :][:6] == right
+            assert arguments[:4] == (programs, 1, 1, 7) and arguments[len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]]) :][:6] == right
 
     def test_what_differs_is_looked_at(self, starts: list[str]) -> None:
         x, runtime = OnGpu.of(64, 512), self.runtime
@@ -199,7 +231,7 @@ class TestAgain:
             return "looked at" in starts
 
         assert [looked_at(x, w, scale) for _ in range(4)] == [True, True, False, False]
-        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS["3.6.0"])
+        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
         for looked, again in zip(self.made[-3 * launches :][:launches], self.made[-launches:], strict=True):
             pointers = slice(first, first + (4 if looked is self.made[-3 * launches] else 2))
             assert len(looked) == len(again)
@@ -233,8 +265,11 @@ class TestInstalled:
     @pytest.fixture(autouse=True)
     def no_hooks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of profilers; a release may hold an empty chain of them, which the compiled ``launch`` would call."""
+        from triton.runtime import driver
+
         runtime = fast._knobs()[0]
         assert not fast.modes()[0]
+        monkeypatch.setattr(driver, "_active", SimpleNamespace())  # from 3.8 on the launcher asks for one
         monkeypatch.setattr(runtime, "launch_enter_hook", None)
         monkeypatch.setattr(runtime, "launch_exit_hook", None)
 
@@ -246,6 +281,8 @@ class TestInstalled:
         run.launch, run.launch_cooperative_grid, run.launch_pdl = started, "cooperative", "pdl"
         run.num_ctas, run.global_scratch_align, run.profile_scratch_align = 1, 1, 1
         run.global_scratch_size = run.profile_scratch_size = 0
+        run.arg_annotations, run.kernel_signature = VALUES["arg_annotations"], VALUES["kernel_signature"]
+        run.gsan_enabled = False
         kernel.module, kernel._run, kernel.src = "loaded", run, None
         kernel._module_pid = None  # from Triton 3.9 on: the process that loaded the module and is to unload it
         kernel.function, kernel.packed_metadata = VALUES["function"], VALUES["packed_metadata"]
@@ -274,4 +311,4 @@ class TestInstalled:
             pytest.skip(f"Triton {triton.__version__} is started by its launcher")
         kernel, started = self.kernel()
         kernel[(3, 1, 1)](*PARAMETERS, stream=VALUES["stream"])
-        assert started == [(*(VALUES[name] for name in LAUNCH_ARGUMENTS[triton.__version__]), *PARAMETERS)]
+        assert started == [handed_over(triton.__version__)]

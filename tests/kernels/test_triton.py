@@ -167,7 +167,7 @@ class Launcher:
     """Counts direct starts, whether past Triton's launcher or through it."""
 
     profile_scratch_size, launch_cooperative_grid, launch_pdl = 0, False, True
-    global_scratch_size = 0
+    global_scratch_size, arg_annotations, kernel_signature = 0, (), b""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -180,7 +180,7 @@ class Launcher:
 
     def launch(self, x: int, y: int, z: int, stream: int, function: str, *rest: object) -> None:
         """What the real one takes, and when it is called past the launcher: ``test_launch.py``."""
-        self(x, y, z, stream, function, *rest[4:])  # type: ignore[arg-type]
+        self(x, y, z, stream, function, *rest[2:6], *rest[-1])  # type: ignore[arg-type, misc]
 
 
 class Pointer(torch.Tensor):
