@@ -277,14 +277,17 @@ class TestInstalled:
         from triton.backends.nvidia.driver import CudaLauncher
         from triton.compiler.compiler import CompiledKernel
 
-        run, kernel, started = object.__new__(CudaLauncher), object.__new__(CompiledKernel), Started()
+        class Loaded(CompiledKernel):  # type: ignore[misc]
+            def __del__(self) -> None:
+                """No module was loaded that could be unloaded."""
+
+        run, kernel, started = object.__new__(CudaLauncher), object.__new__(Loaded), Started()
         run.launch, run.launch_cooperative_grid, run.launch_pdl = started, "cooperative", "pdl"
         run.num_ctas, run.global_scratch_align, run.profile_scratch_align = 1, 1, 1
         run.global_scratch_size = run.profile_scratch_size = 0
         run.arg_annotations, run.kernel_signature = VALUES["arg_annotations"], VALUES["kernel_signature"]
         run.gsan_enabled = False
         kernel.module, kernel._run, kernel.src = "loaded", run, None
-        kernel._module_pid = None  # from Triton 3.9 on: the process that loaded the module and is to unload it
         kernel.function, kernel.packed_metadata = VALUES["function"], VALUES["packed_metadata"]
         return kernel, started
 
