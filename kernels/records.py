@@ -25,6 +25,9 @@ import torch
 from .errors import ConfigError, OptionError, Reason, shown
 
 T = TypeVar("T")
+FALLBACKS = ("next", "warn", "refuse")
+"""What follows where a backend that should serve fails to load, to compile or to start: the next one of the row serves,
+without a word or with one warning; or the call is refused."""
 MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
 """Values of ``VLLM_FLASHINFER_MOE_BACKEND``: CUTLASS, TensorRT-LLM, CUTEDSL."""
 PACKAGES = (
@@ -111,6 +114,12 @@ def _moe(name: str, text: str) -> str:
     return text
 
 
+def _fallback(name: str, text: str) -> str:
+    if text not in FALLBACKS:
+        raise ConfigError(f"{name}={text!r}; choose one of {', '.join(FALLBACKS)}")
+    return text
+
+
 def _text(name: str, text: str) -> str:
     return text
 
@@ -168,6 +177,13 @@ class Config:
         "the backend to take or none: a name (`torch`) for every operation that lists it, or "
         "`operation=name`, several separated by commas",
         "FP8_KERNELS_BACKEND",
+    )
+    fallback: str = _variable(
+        "warn",
+        _fallback,
+        "where a backend that should serve fails to load, to compile or to start: take the next one (`next`), and warn "
+        "once (`warn`), or refuse the call (`refuse`)",
+        "FP8_KERNELS_FALLBACK",
     )
     log_decisions: bool = _variable(
         False, _integer, "log each new decision once, with the reason of every refused backend", "FP8_KERNELS_LOG"

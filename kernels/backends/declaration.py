@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import support
-from ..errors import MissingPackageError, Reason, Unavailable, Unsupported
+from ..errors import Failed, KernelError, MissingPackageError, Reason, Unsupported
 from ..records import Config, Machine, Problem
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
@@ -357,7 +357,7 @@ class Backend:
             why = self.missing(p, machine)
         except MissingPackageError as error:
             why = "; ".join(error.reasons.values())
-        return None if why is None else Unavailable(why)
+        return None if why is None else Failed(why)
 
 
 FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -390,8 +390,13 @@ PREPARED = frozenset({"group_quantiser", "reciprocal_quantiser", "dense_gemm_nt"
 """Functions that give the function of an operation, for many calls."""
 
 
-def traced(backend: Backend, calls: Counter[tuple[str, str]]) -> Backend:
-    """The backend, whose functions count their calls and are ranges of ``torch.profiler`` and NVTX."""
+def traced(
+    backend: Backend, calls: Counter[tuple[str, str]], failed: Callable[[Exception], None] = lambda error: None
+) -> Backend:
+    """The backend, whose functions count their calls and are ranges of ``torch.profiler`` and NVTX.
+
+    ``failed`` is told what a function raised beside a refusal of the layer and a lack of memory.
+    """
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         label = f"fp8_kernels.{backend.name}.{name}"
@@ -401,7 +406,13 @@ def traced(backend: Backend, calls: Counter[tuple[str, str]]) -> Backend:
             calls[backend.name, name] += 1
             on_gpu = torch.cuda.is_available()
             with torch.profiler.record_function(label), torch.cuda.nvtx.range(label) if on_gpu else nullcontext():
-                return function(*operands, **options)
+                try:
+                    return function(*operands, **options)
+                except (KernelError, torch.OutOfMemoryError):
+                    raise
+                except Exception as error:
+                    failed(error)
+                    raise
 
         return run
 

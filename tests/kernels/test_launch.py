@@ -185,8 +185,9 @@ class TestAgain:
         x = OnGpu.of(40, 512)
         known = [self.quantise(x, layout) for _ in range(4)]
         assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
+        first = len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
         for arguments, right in zip(self.made, known[1:], strict=True):
-            assert arguments[:4] == (programs, 1, 1, 7) and arguments[len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]]) :][:6] == right
+            assert arguments[:4] == (programs, 1, 1, 7) and arguments[first:][:6] == right
 
     def test_what_differs_is_looked_at(self, starts: list[str]) -> None:
         x, runtime = OnGpu.of(64, 512), self.runtime

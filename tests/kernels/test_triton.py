@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed; the tox 
 import triton.language as tl  # noqa: E402  # only where Triton is installed
 from ptx import divides_truly, ptx_of  # noqa: E402
 
+import kernels  # noqa: E402
 from kernels import context  # noqa: E402
 from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx_quant, triton_quant  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
@@ -330,3 +332,31 @@ def test_classes_are_those_of_triton() -> None:
         seen.setdefault(_launch.class_of(value), set()).add(theirs)  # type: ignore[arg-type]
     assert all(len(theirs) == 1 for theirs in seen.values())
     assert len(seen) > 6
+
+
+@pytest.mark.parametrize("layout", ["row", "tma"])
+def test_nothing_compiles_after_a_warm_up(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """By the hook on Triton's own compiler, which needs no GPU: kernels are compiled for sm90 and not launched."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    device = {"device": lambda: 0, "stream": lambda device: 7, "target": lambda: GPUTarget("cuda", 90, 32)}
+    monkeypatch.setattr(
+        driver, "_active", SimpleNamespace(**{f"get_current_{key}": how for key, how in device.items()})
+    )
+
+    def compile_only(start: Any, programs: int, pointers: Any, integers: Any) -> None:
+        how = {**start.constants, "num_warps": start.num_warps, **_launch.EXACT}
+        start.kernel.warmup(*pointers, *integers, **how, grid=(programs,))
+
+    monkeypatch.setattr(_launch.Launch, "_by_triton", compile_only)
+
+    def call(rows: int) -> object:
+        return triton_quant.quant_group(torch.zeros(rows, 256, dtype=torch.bfloat16), 128, 1e-10, False, layout)
+
+    few = kernels.warm_up(call, (1, 16))
+    warm = kernels.warm_up(call, 48)
+    with kernels.compilations() as compiled:
+        for rows in range(1, 49):
+            call(rows)
+    assert compiled == [] and few and warm and all(name.startswith("group_kernel") for name in few + warm)
