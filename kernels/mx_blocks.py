@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .backends.declaration import Blocks
 from .checks import WIDE
 from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
@@ -111,6 +112,7 @@ def quantised(
     columns: int | None = None,
     global_scale: Tensor | None = None,
     inversed: bool = False,
+    gated: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Codes and scale bytes of a matrix by the backend of the plan.
 
@@ -126,6 +128,8 @@ def quantised(
         As of :func:`kernels.mxfp8_quantize`.
     columns
         Of the codes, zeros behind the values; default ``K``.
+    gated
+        ``x`` is ``[M, 2 K] = [gate, up]``, and :func:`silu_product` of it is quantised.
     global_scale
         float32 ``[1]`` or ``[M]``: blocks of 16 under E4M3 scales (:func:`two_levels`, ``inversed``). None: blocks of
         32 under E8M0 scales.
@@ -139,16 +143,17 @@ def quantised(
     ------
     DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
-    whole_blocks(x, MX_BLOCK if global_scale is None else NVFP4_BLOCK)
+    whole_blocks(x, (MX_BLOCK if global_scale is None else NVFP4_BLOCK) << gated)
     if rounding not in ROUNDINGS:
         raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     if layout != LINEAR:
         _tile(layout)
-    own = rounding == "rceil" and element != "e5m2" and not inversed
+    own = rounding == "rceil" and element != "e5m2" and not inversed and not gated
     usual = own and (global_scale is None or global_scale.numel() == 1)
     key = ("a_dtype", dtype_name(x.dtype)), ("tiles", layout), ("recipe", "usual" if usual else "other")
     run = route(op, x.device, *key).quant_blocks
-    return run(x, element, rounding, layout, columns or x.shape[1], global_scale, inversed)
+    blocks = Blocks(element, rounding, layout, inversed, gated)
+    return run(x, blocks, columns or x.shape[1] >> gated, global_scale)
 
 
 def block_amax(blocks: Tensor) -> Tensor:

@@ -121,13 +121,12 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
     ------
     DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
-    g, m, _ = _buffers(x, mask)
+    g, _, _ = _buffers(x, mask)
     checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
     checks.same_device(x=x, mask=mask, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_grouped_quantize", x, mask, global_scale)
-    q, scale = _nvfp4(x.flatten(0, 1), global_scale.repeat_interleave(m))
-    return _expert_last(q, scale, g)
+    return _masked_nvfp4(x, global_scale)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_masked_silu_fake)
@@ -145,7 +144,7 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
     checks.same_device(x=x, mask=mask, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_scaled_nvfp4_experts_quantize", x, mask, global_scale)
-    return scaled_fp4_grouped_quantize(silu_product(x), mask, global_scale)
+    return _masked_nvfp4(x, global_scale, gated=True)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_masked_fake)
@@ -192,14 +191,10 @@ def scaled_fp4_experts_quant(
     ------
     DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
-    g = _placed(x, expert_offsets, placement)
-    checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
-    checks.same_device(x=x, expert_offsets=expert_offsets, global_scale=global_scale)
+    _check_nvfp4_experts(x, global_scale, expert_offsets, placement)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
-    expert, row = _rows(x.shape[0], expert_offsets, placement)
-    q, scale = _nvfp4(x, global_scale[expert.clamp(max=g - 1)])
-    return q, _scattered(scale, row, g)
+    return _nvfp4_experts(x, global_scale, expert_offsets, placement)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
@@ -256,7 +251,8 @@ def silu_and_mul_scaled_fp4_experts_quant(
     _gated(x, NVFP4_BLOCK)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
-    return scaled_fp4_experts_quant(silu_product(x), global_scale, expert_offsets, placement)
+    _check_nvfp4_experts(x, global_scale, expert_offsets, placement)
+    return _nvfp4_experts(x, global_scale, expert_offsets, placement, gated=True)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_silu_mxfp4_fake)
@@ -286,9 +282,29 @@ def rows_of_scales(m: int, experts: int) -> int:
     return (m + (HEIGHT - 1) * experts) // HEIGHT * HEIGHT
 
 
-def _nvfp4(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+def _nvfp4(x: Tensor, g: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
     """Codes and scale bytes of rows, each under its own global scale."""
-    return quantised("quant_nvfp4", x, "e2m1", layout=LINEAR, global_scale=g)
+    return quantised("quant_nvfp4", x, "e2m1", layout=LINEAR, global_scale=g, gated=gated)
+
+
+def _masked_nvfp4(x: Tensor, global_scale: Tensor, gated: bool = False) -> tuple[Tensor, Tensor]:
+    q, scale = _nvfp4(x.flatten(0, 1), global_scale.repeat_interleave(x.shape[1]), gated)
+    return _expert_last(q, scale, x.shape[0])
+
+
+def _check_nvfp4_experts(x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str) -> None:
+    experts = _placed(x, expert_offsets, placement)
+    checks.operand("global_scale", global_scale, (experts,), "one for each expert", torch.float32)
+    checks.same_device(x=x, expert_offsets=expert_offsets, global_scale=global_scale)
+
+
+def _nvfp4_experts(
+    x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str, gated: bool = False
+) -> tuple[Tensor, Tensor]:
+    experts = global_scale.shape[0]
+    expert, row = _rows(x.shape[0], expert_offsets, placement)
+    q, scale = _nvfp4(x, global_scale[expert.clamp(max=experts - 1)], gated)
+    return q, _scattered(scale, row, experts)
 
 
 def _buffers(x: Tensor, mask: Tensor) -> tuple[int, int, int]:

@@ -25,7 +25,7 @@ from ..errors import MissingPackageError, NoBackendError
 from ..records import Machine, Problem, vllm_libraries
 from ..support import BLOCKS, TIGHT_MX
 from ._host import dense, on_its_device
-from .declaration import Backend, Rows, Scales
+from .declaration import Backend, Blocks, Rows, Scales
 
 log = logging.getLogger(__name__)
 ELF = b"\x7fELF"
@@ -250,15 +250,13 @@ def nvfp4_product(
 
 
 @on_its_device
-def quant_blocks(
-    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
-) -> tuple[Tensor, Tensor]:
+def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """``scaled_fp4_quant`` into outputs of zeros: it does not write the padding of the scales.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     assert global_scale is not None, "the operation is that of NVFP4"
-    m, blocks, tiled = x.shape[0], columns // 16, layout != "linear"
+    m, blocks, tiled = x.shape[0], columns // 16, how.layout != "linear"
     height, width = (-(-m // 128) * 128, -(-blocks // 4) * 4) if tiled else (m, blocks)
     q = torch.empty(m, columns // 2, dtype=torch.uint8, device=x.device)
     memory = torch.zeros(height * width, dtype=torch.uint8, device=x.device)

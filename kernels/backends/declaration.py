@@ -40,6 +40,30 @@ WideLinear = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(input [M, K] bf16 or f16, weight [N, K], weight_scale) -> [M, N]`` of the dtype of the input."""
 
 
+class Blocks(NamedTuple):
+    """How a quantiser makes blocks that share a scale byte (:func:`kernels.mx_blocks.quantised`).
+
+    Attributes
+    ----------
+    element
+        ``e4m3``, ``e5m2`` or ``e2m1``, two codes a byte.
+    rounding
+        Of the shared exponent: ``rceil``, ``floor``, ``ceil`` or ``even``.
+    layout
+        ``128x4``, ``8x4`` or ``linear``.
+    inversed
+        Whether the global scale of NVFP4 is that which multiplies codes.
+    gated
+        Whether what is quantised is ``silu(gate) * up`` of ``x [M, 2 K] = [gate, up]``, rounded to the dtype of ``x``.
+    """
+
+    element: str
+    rounding: str
+    layout: str
+    inversed: bool
+    gated: bool
+
+
 class Scales(NamedTuple):
     """The block scales of an operand in their memory.
 
@@ -237,9 +261,8 @@ class Backend:
         _absent
     )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
-    quant_blocks: Callable[[Tensor, str, str, str, int, Tensor | None, bool], Pair] = _absent
-    """``(x, element, rounding, layout, columns, global_scale, inversed)``: blocks that share a scale byte
-    (:func:`kernels.mx_blocks.quantised`)."""
+    quant_blocks: Callable[[Tensor, Blocks, int, Tensor | None], Pair] = _absent
+    """``(x, blocks, columns, global_scale)``: blocks that share a scale byte."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent

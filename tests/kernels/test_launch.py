@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.backends import _launch, triton_linear, triton_quant
+from kernels.backends import _launch, triton_linear, triton_mx_quant, triton_quant
+from kernels.backends.declaration import Blocks
 from kernels.config import Config, use_config
 from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast
@@ -160,8 +161,9 @@ class TestAgain:
         monkeypatch.setattr(fast_torch, "STREAM", lambda index: 7)
         monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
         self.runtime, self.made = runtime, made
-        for module, names in ((triton_quant, "_prepared _group_quantiser"), (triton_linear, "_prepared _sum")):
-            kernels = SimpleNamespace(group_kernel=None, linear_kernel=None, sum_kernel=None)
+        quantisers = (triton_quant, "_prepared _group_quantiser"), (triton_mx_quant, "_prepared")
+        for module, names in (*quantisers, (triton_linear, "_prepared _sum")):
+            kernels = SimpleNamespace(group_kernel=None, block_kernel=None, linear_kernel=None, sum_kernel=None)
             monkeypatch.setattr(module, "library", lambda kernels=kernels: (kernels, True))
             monkeypatch.setattr(module, "allocator", lambda device: OnGpu.allocate)
             for name in names.split():
@@ -188,6 +190,32 @@ class TestAgain:
         first = len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
         for arguments, right in zip(self.made, known[1:], strict=True):
             assert arguments[:4] == (programs, 1, 1, 7) and arguments[first:][:6] == right
+
+    @pytest.mark.parametrize("layout", ["128x4", "linear"])
+    @pytest.mark.parametrize("element", ["e4m3", "e5m2", "e2m1", "nvfp4"])
+    def test_blocks_start_the_same(self, starts: list[str], element: str, layout: str) -> None:
+        """The quantisers whose blocks share a scale byte: pointers, programs and integers of both ways."""
+        g = OnGpu.of(1).float() if element == "nvfp4" else None
+        how = Blocks("e2m1" if g is not None else element, "rceil", layout, False, False)
+        x, other = OnGpu.of(40, 512), OnGpu.of(40, 1024)[:, :512]
+
+        def quantise(x: torch.Tensor) -> tuple[object, ...]:
+            q, scale = triton_mx_quant.quant_blocks(x, how, 512, g)
+            assert q.shape == (40, 512 >> (how.element == "e2m1")) and scale.dtype is torch.uint8
+            blocks = 512 // (16 if g is not None else 32)
+            assert scale.shape == ((40, blocks) if layout == "linear" else (128 * blocks,))
+            pointers = x.data_ptr(), (x if g is None else g).data_ptr(), q.data_ptr(), scale.data_ptr()
+            return *pointers, 40, blocks, blocks, x.stride(0), 0
+
+        known = [quantise(x) for _ in range(4)]
+        assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
+        first = len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
+        for arguments, right in zip(self.made, known[1:], strict=True):
+            assert arguments[first:][:9] == right and arguments[1:4] == (1, 1, 7)
+        assert len({arguments[0] for arguments in self.made}) == 1
+        starts.clear()
+        quantise(other)
+        assert "looked at" in starts
 
     def test_what_differs_is_looked_at(self, starts: list[str]) -> None:
         x, runtime = OnGpu.of(64, 512), self.runtime

@@ -20,6 +20,7 @@ from ptx import divides_truly, ptx_of  # noqa: E402
 import kernels  # noqa: E402
 from kernels import context  # noqa: E402
 from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx_quant, triton_quant  # noqa: E402
+from kernels.backends.declaration import Blocks  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
 from kernels.fast import torch as fast_torch  # noqa: E402
 from kernels.fast import triton as fast  # noqa: E402
@@ -49,7 +50,7 @@ def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
 
 def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
     """Negative tests: a different floor, a different limit of 448/amax, another rounding of a shared exponent."""
-    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 3
+    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 4
 
 
 TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "EPS": 0x2EDBE6FF, "NATIVE": True}  # 1e-10
@@ -66,10 +67,11 @@ KERNELS = {
 }
 BLOCKS = {
     # what the quantiser of shared scale bytes is prepared for: type of its codes, and whether it divides
-    ("e4m3", "rceil", "128x4", False, False): ("*fp8e4nv", False),
-    ("e5m2", "even", "8x4", False, False): ("*u8", False),
-    ("e2m1", "floor", "linear", False, False): ("*u8", False),
-    ("e2m1", "rceil", "128x4", True, False): ("*u8", True),
+    (Blocks("e4m3", "rceil", "128x4", False, False), False): ("*fp8e4nv", False),
+    (Blocks("e5m2", "even", "8x4", False, False), False): ("*u8", False),
+    (Blocks("e2m1", "floor", "linear", False, False), False): ("*u8", False),
+    (Blocks("e2m1", "rceil", "128x4", False, False), True): ("*u8", True),
+    (Blocks("e2m1", "rceil", "128x4", False, True), True): ("*u8", True),
 }
 
 
@@ -102,9 +104,12 @@ def test_compiles_for_sm90_with_true_division(name: str) -> None:
 def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
     """As above; E8M0 scales need no division."""
     codes, divides = BLOCKS[prepared]
-    launch = triton_mx_quant._prepared(*prepared)
+    launch = triton_mx_quant._prepared(*prepared).start
     ptx = ptx_of(launch.kernel, launch.constants, {"x": "*bf16", "q": codes, "s": "*u8", "g": "*fp32"})
     assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv")
+    if prepared[0].gated:  # silu divides within 2 ulp
+        assert "div.full" in ptx and "ex2.approx" in ptx
+        return
     assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx and "div.full" not in ptx
 
 
@@ -140,7 +145,7 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     triton_quant.quant_group_packed(x, 128, 1e-10)
     quantise = triton_quant.reciprocal_quantiser(torch.bfloat16)
     quantise(x, None, lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
-    triton_mx_quant.quant_blocks(x, "e2m1", "rceil", "128x4", 256, one, False)
+    triton_mx_quant.quant_blocks(x, Blocks("e2m1", "rceil", "128x4", False, False), 256, one)
     assert set(seen) == {kernel for kernel, _ in KERNELS.values()} | {"amax_kernel", "block_kernel"}
 
 

@@ -26,7 +26,7 @@ from kernels.backends import (
     triton_mx_quant,
     triton_quant,
 )
-from kernels.backends.declaration import Backend, Scales
+from kernels.backends.declaration import Backend, Blocks, Scales
 from kernels.config import Config, use_config
 from kernels.errors import Failed, KernelError, NoBackendError, OptionError
 from kernels.platform import Machine, use_machine
@@ -159,7 +159,7 @@ CALLS: dict[str, Callable[[int], object]] = {
     "quant_tensor": lambda m: triton_quant.quant_tensor(x_of(m, 40)),
     **{
         f"quant_blocks {layout}": lambda m, layout=layout: triton_mx_quant.quant_blocks(
-            x_of(m), "e4m3", "rceil", layout, 512, None, False
+            x_of(m), Blocks("e4m3", "rceil", layout, False, False), 512, None
         )
         for layout in ("linear", "128x4")
     },
