@@ -103,7 +103,37 @@ class Rows(NamedTuple):
     depth: Tensor | None = None
 
 
-MxProduct = Callable[[Tensor, Scales, Tensor, Scales, Tensor, Rows | None, Tensor | None, Tensor | None, bool], None]
+class Product(NamedTuple):
+    """A product of block-scaled codes, written into ``out``.
+
+    Attributes
+    ----------
+    a, b
+        ``[R, K]`` and ``[G, N, K]``; uint8 operands hold two E2M1 codes a byte.
+    left, right
+        Their scales; those of each weight lie in tiles of its own.
+    out
+        ``[R, N]``; rows of no group are left alone.
+    rows
+        Which rows meet which weight; None: all the one of a dense product, or an equal share the weight of each group.
+    alpha, bias
+        ``[1]`` or ``[G]``, and ``[N]``, or None.
+    accumulate
+        Whether what stands in ``out`` is added.
+    """
+
+    a: Tensor
+    left: Scales
+    b: Tensor
+    right: Scales
+    out: Tensor
+    rows: Rows | None
+    alpha: Tensor | None
+    bias: Tensor | None
+    accumulate: bool
+
+
+MxProduct = Callable[[Product], None]
 """As :attr:`Backend.mx_product`."""
 
 
@@ -300,9 +330,7 @@ class Backend:
     bmm: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
     """``(A [G, M, K], B [G, K, N], A_scale [1], B_scale [1], out_dtype)``."""
     mx_product: MxProduct = _absent
-    """``(a [R, K], its scales, b [G, N, K], its scales, out [R, N], rows, alpha [1] or [G], bias [N], accumulate)``;
-    uint8 operands hold two E2M1 codes a byte; the scales of each weight lie in tiles of its own; ``accumulate``: what
-    stands in ``out`` is added."""
+    """Block-scaled codes of every kind."""
     mxfp8_product: MxProduct = _absent
     """One matrix by one weight: E4M3 or E5M2 codes with E8M0 scales of 32 in tiles."""
     nvfp4_product: MxProduct = _absent

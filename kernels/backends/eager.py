@@ -37,7 +37,7 @@ from ..records import Machine, Problem
 from ..support import BLOCK
 from . import eager_attention, eager_cache
 from ._host import column_major, lane_major, no_autocast_no_grad, take
-from .declaration import Allocate, Backend, Blocks, Quantiser, Rows, Scales, WideLinear
+from .declaration import Allocate, Backend, Blocks, Product, Quantiser, Rows, Scales, WideLinear
 
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""
@@ -498,21 +498,12 @@ TILE_HEIGHTS = {"128x4": 128, "8x4": 8}
 
 
 @no_autocast_no_grad
-def mx_product(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def mx_product(p: Product) -> None:
     """Dequantised to float32 group by group, multiplied in float32; alpha, bias, what is there, one rounding.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, rows, alpha, bias, accumulate = p
     n = b.shape[1]
     if rows is not None and rows.depth is not None:
         each = 2 if a.dtype is torch.uint8 else 1

@@ -26,7 +26,7 @@ from kernels.backends import (
     triton_mx_quant,
     triton_quant,
 )
-from kernels.backends.declaration import Backend, Blocks, Scales
+from kernels.backends.declaration import Backend, Blocks, Product, Scales
 from kernels.config import Config, use_config
 from kernels.errors import Failed, KernelError, NoBackendError, OptionError
 from kernels.platform import Machine, use_machine
@@ -146,7 +146,7 @@ def mx(m: int) -> None:
         Scales(torch.zeros(-(-rows // 128) * 2048).view(torch.float8_e8m0fnu), 32, "128x4") for rows in (m, 320)
     )
     out = torch.empty(m, 320, dtype=torch.bfloat16)
-    triton_mx.mx_product(codes(m, 512), left, codes(1, 320, 512), right, out, None, None, None, False)
+    triton_mx.mx_product(Product(codes(m, 512), left, codes(1, 320, 512), right, out, None, None, None, False))
 
 
 CALLS: dict[str, Callable[[int], object]] = {
