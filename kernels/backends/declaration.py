@@ -36,6 +36,42 @@ OfHeads = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Scales of queries, keys and values; None: 1."""
 States = tuple[Tensor, Tensor]
 """Outputs of attention and their log-sum-exps."""
+
+
+class Attended(NamedTuple):
+    """The operands of attention over a cache, as of :func:`kernels.mha_fwd`.
+
+    Attributes
+    ----------
+    q, k, v
+        Queries, and keys and values of each sequence or of the pages of a cache.
+    scales
+        Of queries, keys and values.
+    used, pages
+        Keys in use and pages of each sequence; None: all, and no pages.
+    sink
+        A score of each head that has no value.
+    scale
+        Of scores.
+    window
+        Keys to the left and to the right of a query; -1 for any number.
+    causal, splits
+        As of the verb.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scales: OfHeads
+    used: Tensor | None
+    pages: Tensor | None
+    sink: Tensor | None
+    scale: float
+    window: tuple[int, int]
+    causal: bool
+    splits: int
+
+
 WideLinear = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(input [M, K] bf16 or f16, weight [N, K], weight_scale) -> [M, N]`` of the dtype of the input."""
 
@@ -369,14 +405,7 @@ class Backend:
     """``(q, cache, weights, lens, tables, schedule, longest, clean)``."""
     paged_metadata: Callable[[Tensor, int, int], Tensor] = _absent  # (lens, block_size, num_sms)
 
-    attention: Callable[
-        [
-            Tensor, Tensor, Tensor, OfHeads, Tensor | None, Tensor | None, Tensor | None, float, tuple[int, int], bool,
-            int,
-        ],
-        States,
-    ] = _absent  # fmt: skip
-    """``(q, k, v, scales, used, pages, sink, softmax_scale, (left, right), causal, splits)``."""
+    attention: Callable[[Attended], States] = _absent
     attention_prefill: Callable[[Tensor, Tensor, Tensor, OfHeads, torch.dtype, bool, float], States] = _absent
     """``(q, k, v, scales, dtype, causal, softmax_scale)`` of one sequence; the log-sum-exp is to base 2."""
     attention_latent: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], States] = _absent
