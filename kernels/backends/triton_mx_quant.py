@@ -79,7 +79,7 @@ class Prepared:
         self.start.here(-(-scale.numel() // (ELEMENTS // self.width)), inputs, integers, (codes, scale))
         return q, scale
 
-    def again(self, x: Tensor, columns: int, factor: Tensor | None, step: int, allocate: Allocate) -> Pair:
+    def _again(self, x: Tensor, columns: int, factor: Tensor | None, step: int, allocate: Allocate) -> Pair:
         """As a call, in less host time for extents and strides of an earlier one."""
         index, now, m = x.device.index, modes(), x.shape[0]
         key = index, now, x.dtype, x.shape, x.stride(0), columns, step, None if factor is None else factor.shape
@@ -121,4 +121,4 @@ def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | No
     x = x if x.stride(1) == 1 else x.contiguous()
     step = 0 if global_scale is None or global_scale.numel() == 1 else global_scale.stride(0)
     direct = device.index is not None and not HIP and current_config().fast_paths
-    return (prepared.again if direct else prepared)(x, columns, global_scale, step, allocator(device))
+    return (prepared._again if direct else prepared)(x, columns, global_scale, step, allocator(device))
