@@ -4,7 +4,7 @@ The steps are those of :mod:`kernels.mx_blocks`, each rounded once, so codes and
 A NaN code has no sign here where the hardware converts.
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations

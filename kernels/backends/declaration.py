@@ -1,7 +1,7 @@
 """What a backend declares: its name, and a function for each operation that it has.
 
 A backend module ends with ``BACKEND = Backend(name="...", kernel=..., linear=linear, ...)``. The type checker compares
-each function with the signature here; an operation that is not named is not there, and a plan knows it
+each function with the signature here; an operation that is not named is not there, and a plan says so
 (:meth:`Backend.why_not`) before any call.
 """
 

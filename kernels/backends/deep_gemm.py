@@ -252,7 +252,7 @@ def grouped_masked(
 
 @on_its_device
 def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None) -> None:
-    """``c`` plus the product with a scale for every row of both operands, into float32 ``out``; the kernel wants a
+    """``c`` plus the product with a scale for every row of both operands, into float32 ``out``; the kernel needs a
     summand, and adds to it in memory.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.

@@ -42,7 +42,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 @functools.cache
 def operator(name: str) -> Any:
-    """An operator by its name, of the library that is loaded where nobody has yet.
+    """An operator by its name, of the library, which is loaded at first use.
 
     Raises
     ------

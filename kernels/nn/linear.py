@@ -15,7 +15,7 @@ machine take, once: a layer of UE8M0 scales is quantised again where they are no
 where the product reads packed exponents (DeepGEMM on Blackwell). A state dict has float32 scales either way. A layer
 may be made on meta, loaded later by ``load_state_dict``, with ``assign=True`` or after ``to_empty``, and called.
 
-NaN and infinity follow the quantisers (:mod:`kernels.quantize`). An input that wants a gradient is refused, in eager
+NaN and infinity follow the quantisers (:mod:`kernels.quantize`). An input that requires a gradient is refused, in eager
 calls as in compiled ones. Autocast changes nothing: the output has the dtype of the input or ``out_dtype``, where
 ``torch.nn.Linear`` would give the region's.
 

@@ -14,7 +14,7 @@ the bias of the second product is rank 0's.
 
 Not covered: weights with inputs in bf16, gate and up under different scales of their tensor, the exchange of tokens.
 
-NaN in a row makes the row of its token NaN. Inputs that want gradients are refused.
+NaN in a row makes the row of its token NaN. Inputs that require gradients are refused.
 Source: gpt-oss (``mxfp4``), compressed-tensors, ModelOpt; vLLM (fused_moe layer).
 """
 
