@@ -26,6 +26,8 @@ from .routes import dtype_name, route
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 LINEAR = "linear"
 ROUNDINGS = ("rceil", "floor", "ceil", "even")
+EVEN_OF_FINITE = "even_of_finite"
+"""vLLM's of the rows of experts: ``even`` of an amax without NaN, up to byte 254; under byte 0 every code is 0."""
 HEIGHTS = {"128x4": 128, "8x4": 8}
 # Largest value, its exponent, and the fraction bits of an element format (OCP Microscaling Formats 1.0, 5.3).
 FP8_ELEMENTS = {"e4m3": (448.0, 8, 3, torch.float8_e4m3fn), "e5m2": (57344.0, 15, 2, torch.float8_e5m2)}
@@ -125,7 +127,7 @@ def quantised(
     element
         ``e4m3``, ``e5m2`` or ``e2m1``, two codes a byte.
     rounding, layout
-        As of :func:`kernels.mxfp8_quantize`.
+        As of :func:`kernels.mxfp8_quantize`; :data:`EVEN_OF_FINITE` too, of ``e2m1``.
     columns
         Of the codes, zeros behind the values; default ``K``.
     gated
@@ -144,7 +146,7 @@ def quantised(
     DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
     whole_blocks(x, (MX_BLOCK if global_scale is None else NVFP4_BLOCK) << gated)
-    if rounding not in ROUNDINGS:
+    if rounding not in ROUNDINGS and rounding is not EVEN_OF_FINITE:
         raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     if layout != LINEAR:
         _tile(layout)

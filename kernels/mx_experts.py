@@ -26,19 +26,12 @@ from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
 from .mx import mxfp8_quantize
 from .mx_blocks import (
-    FP4_EMAX,
-    FP4_FRACTION,
-    FP4_MAX,
+    EVEN_OF_FINITE,
     LINEAR,
     MX_BLOCK,
     NVFP4_BLOCK,
     compiled_op,
-    pack_nearest,
-    power,
     quantised,
-    shared_exponent,
-    silu_product,
-    split_blocks,
 )
 from .operators import empty
 from .verbs import verb
@@ -230,11 +223,7 @@ def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     checks.same_device(x=x, expert_offsets=expert_offsets)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_experts_quant", x, expert_offsets, placement)
-    blocks = split_blocks(x, MX_BLOCK)
-    known = torch.where(blocks.isnan(), 0.0, blocks)
-    byte = shared_exponent(known, "even", FP4_MAX, FP4_EMAX, FP4_FRACTION).clamp(max=254)
-    q = pack_nearest(blocks * torch.where(byte == 0, 0.0, power(254 - byte))[..., None])
-    return q, _scattered(byte.to(torch.uint8), _rows(x.shape[0], expert_offsets, placement)[1], g)
+    return _mxfp4_experts(x, expert_offsets, placement, g)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_silu_experts_fake)
@@ -269,7 +258,9 @@ def silu_and_mul_mxfp4_experts_quant(
     _gated(x, MX_BLOCK)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_mxfp4_experts_quant", x, expert_offsets, placement)
-    return mxfp4_experts_quant(silu_product(x), expert_offsets, placement)
+    g = _placed(x, expert_offsets, placement)
+    checks.same_device(x=x, expert_offsets=expert_offsets)
+    return _mxfp4_experts(x, expert_offsets, placement, g, gated=True)
 
 
 def _gated(x: Tensor, width: int) -> None:
@@ -285,6 +276,13 @@ def rows_of_scales(m: int, experts: int) -> int:
 def _nvfp4(x: Tensor, g: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
     """Codes and scale bytes of rows, each under its own global scale."""
     return quantised("quant_nvfp4", x, "e2m1", layout=LINEAR, global_scale=g, gated=gated)
+
+
+def _mxfp4_experts(
+    x: Tensor, expert_offsets: Tensor, placement: str, experts: int, gated: bool = False
+) -> tuple[Tensor, Tensor]:
+    q, scale = quantised("quant_mxfp4", x, "e2m1", rounding=EVEN_OF_FINITE, layout=LINEAR, gated=gated)
+    return q, _scattered(scale, _rows(x.shape[0], expert_offsets, placement)[1], experts)
 
 
 def _masked_nvfp4(x: Tensor, global_scale: Tensor, gated: bool = False) -> tuple[Tensor, Tensor]:

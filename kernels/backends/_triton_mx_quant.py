@@ -82,6 +82,7 @@ def block_kernel(
     HEIGHT: tl.constexpr,
     RCEIL: tl.constexpr,
     EVEN: tl.constexpr,
+    FINITE: tl.constexpr,
     STEP: tl.constexpr,
     TOP: tl.constexpr,
     INVERSE: tl.constexpr,
@@ -96,7 +97,8 @@ def block_kernel(
     Scale bytes lie row by row (``HEIGHT`` 0), or in tiles of HEIGHT rows by four columns with zeros in the rest of the
     last ones. With ``GATED`` a value is ``silu(gate) * up``, rounded to the dtype of ``x``, whose rows are gates and
     behind them as many ups. ``ELEMENT`` 0: E4M3, 1: E5M2, 2: E2M1 under E8M0, 3: E2M1 under E4M3 and a factor ``g``.
-    ``TOP`` and ``INVERSE`` are the bits of the largest value and of its reciprocal.
+    ``FINITE``: a NaN takes no part in the scale, which is finite, and under byte 0 codes are 0. ``TOP`` and
+    ``INVERSE`` are the bits of the largest value and of its reciprocal.
     """
     across = columns if HEIGHT == 0 else (columns + 3) // 4 * 4
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -111,7 +113,7 @@ def block_kernel(
         up = tl.load(x + source + given * WIDTH, mask=inside, other=0.0).to(tl.float32)
         v = _rounded(v / (1.0 + tl.exp(-v)) * up, x, NATIVE)
     bits = v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    if RCEIL or ELEMENT == 3:
+    if RCEIL or ELEMENT == 3 or FINITE:
         bits = tl.where(bits > 0x7F800000, 0, bits)
     amax = tl.max(bits, axis=1)
     one = tl.full([BLOCK], 1.0, tl.float32)
@@ -131,8 +133,12 @@ def block_kernel(
     else:
         scaling = tl.full([BLOCK], INVERSE, tl.int32).to(tl.float32, bitcast=True)
         byte = _shared_exponent(amax, RCEIL, EVEN, STEP, scaling, EMAX)
+        if FINITE:
+            byte = tl.minimum(byte, 254)
         power = tl.maximum(254 - byte, 0)
         inverse = tl.where(power == 0, 1 << 22, power << 23).to(tl.float32, bitcast=True)
+        if FINITE:
+            inverse = tl.where(byte == 0, 0.0, inverse)
     y = v * inverse[:, None]
     written = valid[:, None] & (lane < WIDTH)[None, :]
     target = (row * columns + col)[:, None] * WIDTH

@@ -84,7 +84,7 @@ class Blocks(NamedTuple):
     element
         ``e4m3``, ``e5m2`` or ``e2m1``, two codes a byte.
     rounding
-        Of the shared exponent: ``rceil``, ``floor``, ``ceil`` or ``even``.
+        Of the shared exponent: ``rceil``, ``floor``, ``ceil``, ``even`` or ``even_of_finite``.
     layout
         ``128x4``, ``8x4`` or ``linear``.
     inversed

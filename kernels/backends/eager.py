@@ -17,6 +17,7 @@ from ..checks import FP8, FP8_MAX
 from ..errors import ValueRangeError
 from ..formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from ..mx_blocks import (
+    EVEN_OF_FINITE,
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
@@ -704,6 +705,11 @@ def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | No
         scale, inverse = two_levels(block_amax(blocks), g, how.inversed)
         return pack_nearest(blocks * inverse[..., None]), store_scale(scale, how.layout)
     blocks = split_blocks(x, MX_BLOCK)
+    if how.rounding == EVEN_OF_FINITE:
+        known = torch.where(blocks.isnan(), 0.0, blocks)
+        byte = shared_exponent(known, "even", FP4_MAX, FP4_EMAX, FP4_FRACTION).clamp(max=254)
+        scaled = blocks * torch.where(byte == 0, 0.0, power(254 - byte))[..., None]
+        return pack_nearest(scaled), store_scale(byte, how.layout)
     if how.element not in FP8_ELEMENTS:
         byte = shared_exponent(blocks, how.rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
         return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, how.layout)

@@ -19,7 +19,18 @@ from ..config import current_config
 from ..context import Memo
 from ..fast import torch as fast_torch
 from ..fast.triton import modes
-from ..mx_blocks import FP4_EMAX, FP4_FRACTION, FP4_MAX, FP8_ELEMENTS, HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
+from ..mx_blocks import (
+    EVEN_OF_FINITE,
+    FP4_EMAX,
+    FP4_FRACTION,
+    FP4_MAX,
+    FP8_ELEMENTS,
+    HEIGHTS,
+    LINEAR,
+    MX_BLOCK,
+    NVFP4_BLOCK,
+    size_of,
+)
 from ._host import allocator, is_other_device
 from ._launch import ALIGNMENT, HIP, Launch, bits, imported
 from .declaration import Allocate, Blocks, Pair
@@ -50,7 +61,8 @@ class Prepared:
                 "BLOCK": ELEMENTS // self.width,
                 "HEIGHT": HEIGHTS.get(how.layout, 0),
                 "RCEIL": how.rounding == "rceil",
-                "EVEN": 1 << (22 - fraction) if how.rounding == "even" else 0,
+                "EVEN": 1 << (22 - fraction) if how.rounding in ("even", EVEN_OF_FINITE) else 0,
+                "FINITE": how.rounding == EVEN_OF_FINITE,
                 "STEP": int(how.rounding == "ceil"),
                 "TOP": bits(top),
                 "INVERSE": bits(1.0 / top),

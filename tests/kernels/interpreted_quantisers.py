@@ -97,11 +97,19 @@ def shared() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor
             for inv in (False, True):
                 g = torch.tensor([0.03 if inv else 33.0])
                 yield f"silu nvfp4 {inv} {layout} {dtype}", *both(x, "e2m1", "rceil", layout, 0, g, inv, True)
+        yield f"silu experts {dtype}", *both(x, "e2m1", "even_of_finite", "linear", gated=True)
+        for y in (hostile(9, 96, dtype), extreme(dtype)):
+            yield f"experts {dtype} {len(y)}", *both(y, "e2m1", "even_of_finite", "linear")
         yield f"silu zeros behind {dtype}", *both(x, "e4m3", "rceil", "128x4", 64, gated=True)
         rows = torch.rand(9) * 30 + 1
         yield f"silu rows {dtype}", *both(x, "e2m1", "rceil", "linear", 0, rows, False, True)
     x = hostile(7, 192, torch.bfloat16)
     swapped = torch.cat([x[:, 96:], x[:, :96]], 1)
+    yield (
+        "sabotaged: even of all",
+        both(hostile(9, 96, torch.bfloat16), "e2m1", "even_of_finite", "linear")[0],
+        both(hostile(9, 96, torch.bfloat16), "e2m1", "even", "linear")[1],
+    )
     yield (
         "sabotaged: up and gate",
         both(x, "e4m3", "rceil", "linear", gated=True)[0],
