@@ -4,9 +4,9 @@ Releases    torch 2.9, 2.11, 2.13 and 2.15; the guard every release whose ``Tens
             (these were seen to).
 Checked     ``torch._C._dynamo.guards._empty_strided_cuda`` and ``torch._C._cuda_getCurrentRawStream`` are what the code
             calls that TorchInductor generates, as a test reads in the installed release. The first reaches the
-            allocator of ``torch.empty`` (streams, pools and graph captures as there) but no torch mode, which may count, guard or fake tensors: it is used while none is
-            active. On the device, with torch 2.11, the layer's bits are the same with and without them, eager and in a
-            captured graph; the other releases ran on none here.
+            allocator of ``torch.empty`` (streams, pools and graph captures as there) but no torch mode, which may
+            count, guard or fake tensors: it is used while none is active. On the device, with torch 2.11, the layer's
+            bits are the same with and without them, eager and in a captured graph; the other releases ran on none here.
             ``torch._C._cuda_getDevice`` is the body of ``torch.cuda.current_device``, which also looks whether CUDA has
             begun. ``TensorGuards`` is what a compiled graph asks of its inputs; a test changes each property of a
             tensor that it stands for.
