@@ -38,6 +38,8 @@ from .verbs import verb
 
 HEIGHT = 128
 PLACEMENTS = ("tight", "flashinfer")
+ROWS = {"mxfp8": ("e4m3", "rceil"), "mxfp4": ("e2m1", EVEN_OF_FINITE), "nvfp4": ("e2m1", "rceil")}
+"""Elements of the rows of experts, and how their scales are rounded."""
 
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -187,7 +189,7 @@ def scaled_fp4_experts_quant(
     _check_nvfp4_experts(x, global_scale, expert_offsets, placement)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
-    return _nvfp4_experts(x, global_scale, expert_offsets, placement)
+    return expert_rows("nvfp4", x, expert_offsets, placement, global_scale)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
@@ -200,12 +202,11 @@ def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
 
     Raises InputError.
     """
-    g = _placed(x, expert_offsets, placement)
+    _placed(x, expert_offsets, placement)
     checks.same_device(x=x, expert_offsets=expert_offsets)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_experts_quant", x, expert_offsets, placement)
-    q, scale = mxfp8_quantize(x, LINEAR)
-    return q, _scattered(scale, _rows(x.shape[0], expert_offsets, placement)[1], g)
+    return expert_rows("mxfp8", x, expert_offsets, placement)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_mxfp4_experts_fake)
@@ -219,11 +220,11 @@ def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
 
     Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
-    g = _placed(x, expert_offsets, placement)
+    _placed(x, expert_offsets, placement)
     checks.same_device(x=x, expert_offsets=expert_offsets)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_experts_quant", x, expert_offsets, placement)
-    return _mxfp4_experts(x, expert_offsets, placement, g)
+    return expert_rows("mxfp4", x, expert_offsets, placement)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_silu_experts_fake)
@@ -241,7 +242,7 @@ def silu_and_mul_scaled_fp4_experts_quant(
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
     _check_nvfp4_experts(x, global_scale, expert_offsets, placement)
-    return _nvfp4_experts(x, global_scale, expert_offsets, placement, gated=True)
+    return expert_rows("nvfp4", x, expert_offsets, placement, global_scale, gated=True)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_silu_mxfp4_fake)
@@ -258,9 +259,9 @@ def silu_and_mul_mxfp4_experts_quant(
     _gated(x, MX_BLOCK)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_mxfp4_experts_quant", x, expert_offsets, placement)
-    g = _placed(x, expert_offsets, placement)
+    _placed(x, expert_offsets, placement)
     checks.same_device(x=x, expert_offsets=expert_offsets)
-    return _mxfp4_experts(x, expert_offsets, placement, g, gated=True)
+    return expert_rows("mxfp4", x, expert_offsets, placement, gated=True)
 
 
 def _gated(x: Tensor, width: int) -> None:
@@ -273,20 +274,45 @@ def rows_of_scales(m: int, experts: int) -> int:
     return (m + (HEIGHT - 1) * experts) // HEIGHT * HEIGHT
 
 
-def _nvfp4(x: Tensor, g: Tensor, gated: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scale bytes of rows, each under its own global scale."""
-    return quantised("quant_nvfp4", x, "e2m1", layout=LINEAR, global_scale=g, gated=gated)
-
-
-def _mxfp4_experts(
-    x: Tensor, expert_offsets: Tensor, placement: str, experts: int, gated: bool = False
+def expert_rows(
+    kind: str,
+    x: Tensor,
+    expert_offsets: Tensor,
+    placement: str = "tight",
+    global_scale: Tensor | None = None,
+    *,
+    gated: bool = False,
+    columns: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    q, scale = quantised("quant_mxfp4", x, "e2m1", rounding=EVEN_OF_FINITE, layout=LINEAR, gated=gated)
-    return q, _scattered(scale, _rows(x.shape[0], expert_offsets, placement)[1], experts)
+    """Checked rows that lie expert by expert, quantised.
+
+    Parameters
+    ----------
+    kind
+        ``mxfp8``, ``mxfp4`` or ``nvfp4``, which has a ``global_scale`` ``[G]``, float32.
+    x
+        ``[M, K]``, or with ``gated`` ``[M, 2 K]``, bf16, f16 or f32.
+    columns
+        As of :func:`kernels.mx_blocks.quantised`.
+
+    Returns
+    -------
+    q, scale
+        Codes ``[M, columns]``, two E2M1 codes a byte, and uint8 scales, flat, in 128x4 tiles.
+    """
+    experts = expert_offsets.shape[0] - 1
+    expert, row = _rows(x.shape[0], expert_offsets, placement)
+    element, rounding = ROWS[kind]
+    factor = None if global_scale is None else global_scale[expert.clamp(max=experts - 1)]
+    q, scale = quantised(
+        f"quant_{kind}", x, element, rounding=rounding, layout=LINEAR, columns=columns, global_scale=factor, gated=gated
+    )
+    return q, _scattered(scale, row, experts)
 
 
 def _masked_nvfp4(x: Tensor, global_scale: Tensor, gated: bool = False) -> tuple[Tensor, Tensor]:
-    q, scale = _nvfp4(x.flatten(0, 1), global_scale.repeat_interleave(x.shape[1]), gated)
+    factor = global_scale.repeat_interleave(x.shape[1])
+    q, scale = quantised("quant_nvfp4", x.flatten(0, 1), "e2m1", layout=LINEAR, global_scale=factor, gated=gated)
     return _expert_last(q, scale, x.shape[0])
 
 
@@ -294,15 +320,6 @@ def _check_nvfp4_experts(x: Tensor, global_scale: Tensor, expert_offsets: Tensor
     experts = _placed(x, expert_offsets, placement)
     checks.operand("global_scale", global_scale, (experts,), "one for each expert", torch.float32)
     checks.same_device(x=x, expert_offsets=expert_offsets, global_scale=global_scale)
-
-
-def _nvfp4_experts(
-    x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str, gated: bool = False
-) -> tuple[Tensor, Tensor]:
-    experts = global_scale.shape[0]
-    expert, row = _rows(x.shape[0], expert_offsets, placement)
-    q, scale = _nvfp4(x, global_scale[expert.clamp(max=experts - 1)], gated)
-    return q, _scattered(scale, row, experts)
 
 
 def _buffers(x: Tensor, mask: Tensor) -> tuple[int, int, int]:
