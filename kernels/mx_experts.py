@@ -292,6 +292,8 @@ def expert_rows(
         ``mxfp8``, ``mxfp4`` or ``nvfp4``, which has a ``global_scale`` ``[G]``, float32.
     x
         ``[M, K]``, or with ``gated`` ``[M, 2 K]``, bf16, f16 or f32.
+    expert_offsets, placement
+        ``[G + 1]`` int32; as of :func:`scaled_fp4_experts_quant`.
     columns
         As of :func:`kernels.mx_blocks.quantised`.
 

@@ -244,6 +244,14 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
+def test_other_bits_are_seen() -> None:
+    """The negative test of the two below: a bit, a tensor that is missing, and -0."""
+    x = torch.tensor([0.0, 1.0])
+    right = values((x,), (x,))
+    assert same(right, values((x.clone(),), (x,)))
+    assert not same(right, values((x,), ())) and not same(right, values((torch.tensor([-0.0, 1.0]),), (x,)))
+
+
 class Exported(torch.nn.Module):
     """An operator with its options, for operands that are tensors."""
 
