@@ -150,12 +150,27 @@ def quantised(
         raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     if layout != LINEAR:
         _tile(layout)
+    how = Blocks(element, rounding, layout, inversed, gated)
+    return quantised_again(op, x, how, columns or x.shape[1] >> gated, global_scale)
+
+
+def quantised_again(
+    op: str, x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """:func:`quantised` of operands and options like those of a call that was checked.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32, of which M may be another; ``global_scale`` float32 ``[1]`` or ``[M]``. Returns
+    as of :func:`quantised`.
+
+    Raises ShapeError: there is no row.
+    """
+    if x.shape[0] == 0:
+        checks.nonempty("x", x, 0, 1)
+    element, rounding, layout, inversed, gated = how
     own = rounding == "rceil" and element != "e5m2" and not inversed and not gated
     usual = own and (global_scale is None or global_scale.numel() == 1)
     key = ("a_dtype", dtype_name(x.dtype)), ("tiles", layout), ("recipe", "usual" if usual else "other")
-    run = route(op, x.device, *key).quant_blocks
-    blocks = Blocks(element, rounding, layout, inversed, gated)
-    return run(x, blocks, columns or x.shape[1] >> gated, global_scale)
+    return route(op, x.device, *key).quant_blocks(x, how, columns, global_scale)
 
 
 def block_amax(blocks: Tensor) -> Tensor:
