@@ -178,13 +178,6 @@ class Config:
         "`operation=name`, several separated by commas",
         "FP8_KERNELS_BACKEND",
     )
-    fallback: str = _variable(
-        "warn",
-        _fallback,
-        "where a backend that should serve fails to load, to compile or to start: take the next one (`next`), and warn "
-        "once (`warn`), or refuse the call (`refuse`)",
-        "FP8_KERNELS_FALLBACK",
-    )
     log_decisions: bool = _variable(
         False, _integer, "log each new decision once, with the reason of every refused backend", "FP8_KERNELS_LOG"
     )
@@ -209,6 +202,13 @@ class Config:
         "MX and NVFP4 are quantised by a library's kernel where there is one: faster, and a code at a tie may be its "
         "neighbour",
         "FP8_KERNELS_LIBRARY_QUANTISERS",
+    )
+    fallback: str = _variable(
+        "warn",
+        _fallback,
+        "where a backend that should serve fails to load, to compile or to start: take the next one (`next`), and warn "
+        "once (`warn`), or refuse the call (`refuse`)",
+        "FP8_KERNELS_FALLBACK",
     )
 
     @classmethod
