@@ -93,7 +93,7 @@ def _half(x: Tensor) -> Tensor:
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("cast", outputs=("q", "scale"), fake=_masked_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_masked_fake)
 def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to NVFP4.
 
@@ -124,7 +124,7 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
     return _masked_nvfp4(x, global_scale)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_masked_silu_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_masked_silu_fake)
 def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
     and rounded once to the dtype of ``x``; ``I`` is a multiple of 16.
@@ -142,7 +142,7 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
     return _masked_nvfp4(x, global_scale, gated=True)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_masked_fake)
+@verb("quant_mxfp8", outputs=("q", "scale"), fake=_masked_fake)
 def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to MXFP8 (E4M3); arguments as above, blocks of 32.
 
@@ -160,7 +160,7 @@ def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return _expert_last(q, scale, g)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_experts_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_experts_fake)
 def scaled_fp4_experts_quant(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -192,7 +192,7 @@ def scaled_fp4_experts_quant(
     return expert_rows("nvfp4", x, expert_offsets, placement, global_scale)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
+@verb("quant_mxfp8", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
 def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
     """Quantise rows that lie expert by expert to MXFP8 (E4M3, E8M0 scales), in blocks of 32.
 
@@ -209,7 +209,7 @@ def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     return expert_rows("mxfp8", x, expert_offsets, placement)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_mxfp4_experts_fake)
+@verb("quant_mxfp4", outputs=("q", "scale"), fake=_mxfp4_experts_fake)
 def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
     """Quantise rows that lie expert by expert to MXFP4, in blocks of 32.
 
@@ -227,7 +227,7 @@ def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
     return expert_rows("mxfp4", x, expert_offsets, placement)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_silu_experts_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_silu_experts_fake)
 def silu_and_mul_scaled_fp4_experts_quant(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -245,7 +245,7 @@ def silu_and_mul_scaled_fp4_experts_quant(
     return expert_rows("nvfp4", x, expert_offsets, placement, global_scale, gated=True)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_silu_mxfp4_fake)
+@verb("quant_mxfp4", outputs=("q", "scale"), fake=_silu_mxfp4_fake)
 def silu_and_mul_mxfp4_experts_quant(
     x: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
