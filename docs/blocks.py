@@ -163,6 +163,11 @@ def release_rows() -> str:
     return str(import_module("kernels.releases").markdown_backends())
 
 
+def release_matrix() -> str:
+    """How many routines each release of a package serves on each architecture."""
+    return str(import_module("kernels.releases").markdown_matrix())
+
+
 def release_packages() -> str:
     """Each package, its distributions, and the releases that are started past their public functions."""
     return str(import_module("kernels.releases").markdown_packages())
@@ -433,6 +438,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue,
     "routines": routine_table, "capture": capture, "environment": environment, "private-names": private_names,
     "blackwell": blackwell, "release-rows": release_rows, "release-packages": release_packages,
+    "release-matrix": release_matrix,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "gallery": gallery, "findings": findings, "runs": runs,
     "statuses": statuses,

@@ -13,7 +13,8 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .records import DISTRIBUTIONS, INSTALL, PACKAGES, RELEASES
+from .plan import decisions
+from .records import DISTRIBUTIONS, INSTALL, PACKAGES, RELEASES, Config, Machine
 from .support import CUTLASS, NEEDS, Need
 
 FAST = ("torch", "triton", "flashinfer", "deep_gemm")
@@ -25,6 +26,46 @@ VERSIONED: Mapping[str, str] = {
     **{f"{name}_source": f"{name}, distribution" for name in PACKAGES},
 }
 """Fields of a row that say something of a release, and of what."""
+
+READ: Mapping[str, tuple[str, ...]] = {
+    "torch": ("2.9.1", "2.11.0", "2.13.0", "2.15.0"),
+    "triton": ("3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"),
+    "vllm_ops": ("0.20.2", "0.33.0"),
+    "deep_gemm": tuple(f"sgl-deep-gemm=={each}" for each in ("0.1.4.post1", "0.1.7", "0.2.3.post2", "0.2.5"))
+    + ("vllm==0.33.0",),
+    "flashinfer": ("0.6.18.post1", "0.7.2.post1"),
+    "sgl_kernel": ("0.3.21", "0.4.10"),
+    "cutlass_dsl": ("4.5.0", "4.5.1", "4.6.0"),
+    "cudnn": ("9.13.0", "9.14.0", "9.15.0"),
+}
+"""Releases whose files were read, or on both sides of a bound that a row has."""
+SHOWN = ("sm89", "sm90", "sm100", "sm120")
+"""Architectures of the matrix."""
+
+
+def markdown_matrix() -> str:
+    """For each release and architecture, how many routines of the plan the backends of the package serve, everything
+    else as described."""
+    lines = ["| package | release | " + " | ".join(SHOWN) + " |", "|:--" * (2 + len(SHOWN)) + "|"]
+    for package, releases in READ.items():
+        for release in releases:
+            served = [str(len(_served(package, release, arch))) for arch in SHOWN]
+            lines.append(f"| `{package}` | {release} | " + " | ".join(served) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _served(package: str, release: str, arch: str) -> list[str]:
+    if package == "torch":
+        machine = Machine.described(arch, torch_version=release)
+    else:
+        machine = Machine.described(arch).with_package(package, version=release)
+    of_package = {name for name, needs in NEEDS.items() if package in (name, *(need.field for need in needs))}
+    served = []
+    for row in decisions(machine, Config(library_quantisers=True, split_k=True)):
+        reasons = {each["name"]: each["why_not"] for each in row["backends"]}  # type: ignore[attr-defined]  # a list
+        if any(name in of_package and why is None for name, why in reasons.items()):
+            served.append(str(row["routine"]))
+    return served
 
 
 def markdown_backends() -> str:

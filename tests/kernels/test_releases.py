@@ -55,3 +55,12 @@ def test_plans_follow_the_page(
             machine = Machine.described(arch).with_package(package, version=release)
             why = declared.why_not(problem, machine, Config(library_quantisers=True))
             assert why is None if served else isinstance(why, Unavailable), (release, why)
+
+
+def test_the_matrix_counts_what_a_release_serves() -> None:
+    """A release before a bound serves less, one that nothing excludes as much as its neighbour."""
+    old, new = (releases._served("flashinfer", release, "sm100") for release in ("0.5.0", "0.7.2.post1"))
+    assert set(old) < set(new) and "mm_mxfp8" in set(new) - set(old)
+    assert releases._served("triton", "3.6.0", "sm90") == releases._served("triton", "3.9.0", "sm90") != []
+    cells = f"| {len(new)} |"
+    assert any("| 0.7.2.post1 |" in line and cells in line for line in releases.markdown_matrix().splitlines())
