@@ -158,6 +158,21 @@ def environment() -> str:
     return str(import_module("kernels.config").environment_table())
 
 
+def release_rows() -> str:
+    """Which releases each backend accepts."""
+    return str(import_module("kernels.releases").markdown_backends())
+
+
+def release_matrix() -> str:
+    """How many routines each release of a package serves on each architecture."""
+    return str(import_module("kernels.releases").markdown_matrix())
+
+
+def release_packages() -> str:
+    """Each package, its distributions, and the releases that are started past their public functions."""
+    return str(import_module("kernels.releases").markdown_packages())
+
+
 def private_names(folder: str = "") -> str:
     """Names that begin with an underscore, of other packages, by the file of the production layer that uses them."""
     home = Path(folder or Path(inspect.getfile(import_module("kernels"))).parent)
@@ -422,7 +437,8 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
     "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue,
     "routines": routine_table, "capture": capture, "environment": environment, "private-names": private_names,
-    "blackwell": blackwell,
+    "blackwell": blackwell, "release-rows": release_rows, "release-packages": release_packages,
+    "release-matrix": release_matrix,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "gallery": gallery, "findings": findings, "runs": runs,
     "statuses": statuses,

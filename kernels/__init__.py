@@ -34,6 +34,7 @@ from .routers import *
 from .routes import *
 from .tiles import *
 from .verbs import PUBLIC
+from .warming import *
 
 NAMESPACE = operators.NAMESPACE
 """Namespace of the custom operators: ``torch.ops.fp8_kernels``."""

@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 
 from . import checks
 from .adapters import by_name
+from .backends.declaration import Attended
 from .checks import FP8
 from .errors import LayoutError, OptionError, ShapeError, shown
 from .operators import empty
@@ -170,10 +171,9 @@ def mha_fwd(
     if 0 in (batch, queries) or longest == 0:
         out, lse = _fa3_fake(q, k, v)
         return out.zero_(), lse.fill_(-torch.inf)
-    return run.attention(
-        q, k, v, (q_descale, k_descale, v_descale), seqused_k, pages, s_aux, factor,
-        (window_size_left, 0 if is_causal else window_size_right), is_causal, num_splits,
-    )  # fmt: skip  # the operands, then the options
+    of_heads, window = (q_descale, k_descale, v_descale), (window_size_left, 0 if is_causal else window_size_right)
+    operands = Attended(q, k, v, of_heads, seqused_k, pages, s_aux, factor, window, is_causal, num_splits)
+    return run.attention(operands)
 
 
 def _check_keys(

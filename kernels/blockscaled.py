@@ -77,7 +77,7 @@ def _gemm_operator(checked: Callable[..., None]) -> Callable[..., None]:
     """:func:`fp8_gemm_nt` as an operator: ``checked``, with a fast path for repeated calls.
 
     Inside of an operator torch's guard sees other dispatch keys, so that the operator has cached calls of its own. The
-    guard compares ``requires_grad``, so that a call which wants a gradient reaches ``checked``, which refuses it.
+    guard compares ``requires_grad``, so that a call that requires a gradient reaches ``checked``, which refuses it.
     """
 
     def run(

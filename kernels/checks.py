@@ -50,14 +50,14 @@ def checked(
     """A public routine whose arguments are of the kinds that its annotations name, in memory that they own.
 
     What a kind cannot say (ranks, dtypes, ranges) is checked by the routine. Costs some hundred nanoseconds for each
-    tensor; under ``torch.compile``, which knows the kinds, nothing. ``gradients``: the routine is of torch's own
+    tensor; under ``torch.compile``, which traces the kinds, nothing. ``gradients``: the routine is of torch's own
     operations, or detaches what it is given; of any other a gradient is refused, as the operators refuse it. ``name``
     in messages is that of the function where none is given.
 
     Raises
     ------
     InputError, LayoutError, OptionError
-        An argument is of another kind; a tensor's memory was freed, its values are yet to be negated, it wants a
+        An argument is of another kind; a tensor's memory was freed, its values are yet to be negated, it requires a
         gradient, or is one of ``torch.vmap`` or another transform.
     """
     if function is None:
@@ -88,7 +88,7 @@ def _checked(function: Callable[P, R], gradients: bool, called: str) -> Callable
 
 
 def without_gradient(routine: str, *values: object) -> None:
-    """Refuse tensors, in pairs too, that want a gradient of a routine without one: codes have none."""
+    """Refuse tensors, in pairs too, that require a gradient of a routine without one: codes have none."""
     for value in values:
         if isinstance(value, tuple):
             without_gradient(routine, *value)

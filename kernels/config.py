@@ -37,7 +37,7 @@ def environment_table() -> str:
     """Every variable as a table in Markdown."""
     lines = ["| variable | default | meaning |", "|:--|:--|---|"]
     for f in fields(Config):
-        default = f"`{int(f.default)}`" if isinstance(f.default, bool) else "unset"
+        default = f"`{int(f.default)}`" if isinstance(f.default, bool) else f"`{f.default}`" if f.default else "unset"
         names = ", ".join(f"`{name}`" for name in f.metadata["names"])
         lines.append(f"| {names} | {default} | {f.metadata['meaning']} |")
     return "\n".join(lines) + "\n"

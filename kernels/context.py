@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from .records import Config, Machine, Plan
+from .errors import Failed
+from .records import Config, Machine, Plan, Problem
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -46,6 +47,10 @@ class Memo(dict[K, V], Generic[K, V]):
         return value
 
 
+Failures = Memo[tuple[Problem, str], Failed]
+"""Why a backend, by its name, failed for a problem."""
+
+
 class Once(Generic[V]):
     """A value that is given, or made once at first use, whatever the number of threads."""
 
@@ -65,9 +70,10 @@ class Context:
     """A machine, a configuration, what is decided for them, and the plans and calls of observers (None without one).
 
     Decisions belong to classes of problems, ``weights`` to tensors of earlier calls (:mod:`kernels.repeated`).
+    ``failures``: backends that failed for a problem on this machine (:mod:`kernels.warming`).
     """
 
-    __slots__ = ("calls", "config", "decisions", "machine", "observed", "weights")
+    __slots__ = ("calls", "config", "decisions", "failures", "machine", "observed", "weights")
 
     def __init__(
         self,
@@ -75,10 +81,17 @@ class Context:
         config: Once[Config],
         observed: list[Plan] | None = None,
         calls: Calls | None = None,
+        failures: Failures | None = None,
     ) -> None:
         self.machine, self.config, self.observed, self.calls = machine, config, observed, calls
+        self.failures: Failures = Memo() if failures is None else failures
         self.decisions: Memo[tuple[object, ...], Any] = Memo()
         self.weights: Memo[tuple[object, ...], Any] = Memo(MOST_WEIGHTS)
+
+    def forget(self) -> None:
+        """Decide anew, for instance once a backend has failed."""
+        self.decisions.clear()
+        self.weights.clear()
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
@@ -117,7 +130,8 @@ def use(
     now = current()
     plans = now.observed if observed is None else observed
     counted = now.calls if calls is None else calls
-    token = _variable.set(Context(machine or now.machine, config or now.config, plans, counted))
+    failures = now.failures if machine is None else None
+    token = _variable.set(Context(machine or now.machine, config or now.config, plans, counted, failures))
     try:
         yield
     finally:

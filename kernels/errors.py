@@ -93,6 +93,12 @@ class Unavailable(Reason):
     __slots__ = ()
 
 
+class Failed(Unavailable):
+    """The package is installed, and failed: it does not load, lacks the operation, or did not compile or start it."""
+
+    __slots__ = ()
+
+
 class NoBackendError(KernelError, NotImplementedError):
     """No backend can serve a problem. ``reasons`` maps every backend that was considered to why it was rejected."""
 

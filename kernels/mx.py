@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .backends.declaration import Blocks
 from .errors import OptionError, shown
 from .mx_blocks import (
     FP8_ELEMENTS,
@@ -32,6 +33,7 @@ from .mx_blocks import (
     fp4_values,
     load_scale,
     quantised,
+    quantised_again,
     scale_bytes,
     times,
 )
@@ -75,7 +77,27 @@ def nvfp4_fake(
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("quant_mxfp8", outputs=("q", "scale"), fake=mxfp8_fake)
+def _run_mxfp8(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
+) -> tuple[Tensor, Tensor]:
+    how = Blocks(element, rounding, layout, False, False)
+    return quantised_again("quant_mxfp8", x, how, x.shape[1] + -x.shape[1] % alignment, None)
+
+
+def _run_mxfp4(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
+    return quantised_again("quant_mxfp4", x, Blocks("e2m1", rounding, layout, False, False), x.shape[1], None)
+
+
+def _run_nvfp4(
+    x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
+) -> tuple[Tensor, Tensor]:
+    if global_scale.numel() > 1:
+        checks.shape("global_scale", global_scale, (x.shape[0],), "[1], or [M] for each row")
+    how = Blocks("e2m1", "rceil", layout, is_global_scale_inversed, False)
+    return quantised_again("quant_nvfp4", x, how, x.shape[1], global_scale)
+
+
+@verb("quant_mxfp8", outputs=("q", "scale"), fake=mxfp8_fake, run=_run_mxfp8)
 def mxfp8_quantize(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3", alignment: int = MX_BLOCK
 ) -> tuple[Tensor, Tensor]:
@@ -113,7 +135,7 @@ def mxfp8_quantize(
     return quantised("quant_mxfp8", x, element, rounding=rounding, layout=layout, columns=columns)
 
 
-@verb("quant_mxfp4", outputs=("q", "scale"), fake=mxfp4_fake)
+@verb("quant_mxfp4", outputs=("q", "scale"), fake=mxfp4_fake, run=_run_mxfp4)
 def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
     """Quantise a matrix to MXFP4; parameters as of :func:`mxfp8_quantize`.
 
@@ -127,7 +149,13 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     return quantised("quant_mxfp4", x, "e2m1", rounding=rounding, layout=layout)
 
 
-@verb("quant_nvfp4", contracts=("nvfp4_quantize", "scaled_fp4_quant"), outputs=("q", "scale"), fake=nvfp4_fake)
+@verb(
+    "quant_nvfp4",
+    contracts=("nvfp4_quantize", "scaled_fp4_quant"),
+    outputs=("q", "scale"),
+    fake=nvfp4_fake,
+    run=_run_nvfp4,
+)
 def nvfp4_quantize(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:

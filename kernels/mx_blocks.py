@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .backends.declaration import Blocks
 from .checks import WIDE
 from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
@@ -25,6 +26,8 @@ from .routes import dtype_name, route
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 LINEAR = "linear"
 ROUNDINGS = ("rceil", "floor", "ceil", "even")
+EVEN_OF_FINITE = "even_of_finite"
+"""vLLM's of the rows of experts: ``even`` of an amax without NaN, up to byte 254; under byte 0 every code is 0."""
 HEIGHTS = {"128x4": 128, "8x4": 8}
 # Largest value, its exponent, and the fraction bits of an element format (OCP Microscaling Formats 1.0, 5.3).
 FP8_ELEMENTS = {"e4m3": (448.0, 8, 3, torch.float8_e4m3fn), "e5m2": (57344.0, 15, 2, torch.float8_e5m2)}
@@ -111,6 +114,7 @@ def quantised(
     columns: int | None = None,
     global_scale: Tensor | None = None,
     inversed: bool = False,
+    gated: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Codes and scale bytes of a matrix by the backend of the plan.
 
@@ -123,9 +127,11 @@ def quantised(
     element
         ``e4m3``, ``e5m2`` or ``e2m1``, two codes a byte.
     rounding, layout
-        As of :func:`kernels.mxfp8_quantize`.
+        As of :func:`kernels.mxfp8_quantize`; :data:`EVEN_OF_FINITE` too, of ``e2m1``.
     columns
         Of the codes, zeros behind the values; default ``K``.
+    gated
+        ``x`` is ``[M, 2 K] = [gate, up]``, and :func:`silu_product` of it is quantised.
     global_scale
         float32 ``[1]`` or ``[M]``: blocks of 16 under E4M3 scales (:func:`two_levels`, ``inversed``). None: blocks of
         32 under E8M0 scales.
@@ -139,16 +145,32 @@ def quantised(
     ------
     DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
-    whole_blocks(x, MX_BLOCK if global_scale is None else NVFP4_BLOCK)
-    if rounding not in ROUNDINGS:
+    whole_blocks(x, (MX_BLOCK if global_scale is None else NVFP4_BLOCK) << gated)
+    if rounding not in ROUNDINGS and rounding is not EVEN_OF_FINITE:
         raise OptionError(f"rounding={shown(rounding)}: there are {', '.join(ROUNDINGS)}")
     if layout != LINEAR:
         _tile(layout)
-    own = rounding == "rceil" and element != "e5m2" and not inversed
+    how = Blocks(element, rounding, layout, inversed, gated)
+    return quantised_again(op, x, how, columns or x.shape[1] >> gated, global_scale)
+
+
+def quantised_again(
+    op: str, x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """:func:`quantised` of operands and options like those of a call that was checked.
+
+    ``x`` ``[M, K]`` bf16, f16 or f32, of which M may be another; ``global_scale`` float32 ``[1]`` or ``[M]``. Returns
+    as of :func:`quantised`.
+
+    Raises ShapeError: there is no row.
+    """
+    if x.shape[0] == 0:
+        checks.nonempty("x", x, 0, 1)
+    element, rounding, layout, inversed, gated = how
+    own = rounding == "rceil" and element != "e5m2" and not inversed and not gated
     usual = own and (global_scale is None or global_scale.numel() == 1)
     key = ("a_dtype", dtype_name(x.dtype)), ("tiles", layout), ("recipe", "usual" if usual else "other")
-    run = route(op, x.device, *key).quant_blocks
-    return run(x, element, rounding, layout, columns or x.shape[1], global_scale, inversed)
+    return route(op, x.device, *key).quant_blocks(x, how, columns, global_scale)
 
 
 def block_amax(blocks: Tensor) -> Tensor:

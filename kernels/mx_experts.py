@@ -26,25 +26,20 @@ from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
 from .mx import mxfp8_quantize
 from .mx_blocks import (
-    FP4_EMAX,
-    FP4_FRACTION,
-    FP4_MAX,
+    EVEN_OF_FINITE,
     LINEAR,
     MX_BLOCK,
     NVFP4_BLOCK,
     compiled_op,
-    pack_nearest,
-    power,
     quantised,
-    shared_exponent,
-    silu_product,
-    split_blocks,
 )
 from .operators import empty
 from .verbs import verb
 
 HEIGHT = 128
 PLACEMENTS = ("tight", "flashinfer")
+ROWS = {"mxfp8": ("e4m3", "rceil"), "mxfp4": ("e2m1", EVEN_OF_FINITE), "nvfp4": ("e2m1", "rceil")}
+"""Elements of the rows of experts, and how their scales are rounded."""
 
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -98,7 +93,7 @@ def _half(x: Tensor) -> Tensor:
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("cast", outputs=("q", "scale"), fake=_masked_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_masked_fake)
 def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to NVFP4.
 
@@ -121,16 +116,15 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
     ------
     DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
-    g, m, _ = _buffers(x, mask)
+    g, _, _ = _buffers(x, mask)
     checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
     checks.same_device(x=x, mask=mask, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_grouped_quantize", x, mask, global_scale)
-    q, scale = _nvfp4(x.flatten(0, 1), global_scale.repeat_interleave(m))
-    return _expert_last(q, scale, g)
+    return _masked_nvfp4(x, global_scale)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_masked_silu_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_masked_silu_fake)
 def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
     and rounded once to the dtype of ``x``; ``I`` is a multiple of 16.
@@ -145,10 +139,10 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
     checks.same_device(x=x, mask=mask, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_scaled_nvfp4_experts_quantize", x, mask, global_scale)
-    return scaled_fp4_grouped_quantize(silu_product(x), mask, global_scale)
+    return _masked_nvfp4(x, global_scale, gated=True)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_masked_fake)
+@verb("quant_mxfp8", outputs=("q", "scale"), fake=_masked_fake)
 def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise the first ``mask[i]`` rows of each expert's buffer to MXFP8 (E4M3); arguments as above, blocks of 32.
 
@@ -166,7 +160,7 @@ def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return _expert_last(q, scale, g)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_experts_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_experts_fake)
 def scaled_fp4_experts_quant(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -192,17 +186,13 @@ def scaled_fp4_experts_quant(
     ------
     DeviceError, DtypeError, InputError, LayoutError, ShapeError
     """
-    g = _placed(x, expert_offsets, placement)
-    checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
-    checks.same_device(x=x, expert_offsets=expert_offsets, global_scale=global_scale)
+    _check_nvfp4_experts(x, global_scale, expert_offsets, placement)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
-    expert, row = _rows(x.shape[0], expert_offsets, placement)
-    q, scale = _nvfp4(x, global_scale[expert.clamp(max=g - 1)])
-    return q, _scattered(scale, row, g)
+    return expert_rows("nvfp4", x, expert_offsets, placement, global_scale)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
+@verb("quant_mxfp8", outputs=("q", "scale"), fake=_mxfp8_experts_fake)
 def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
     """Quantise rows that lie expert by expert to MXFP8 (E4M3, E8M0 scales), in blocks of 32.
 
@@ -212,15 +202,14 @@ def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
 
     Raises InputError.
     """
-    g = _placed(x, expert_offsets, placement)
+    _placed(x, expert_offsets, placement)
     checks.same_device(x=x, expert_offsets=expert_offsets)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_experts_quant", x, expert_offsets, placement)
-    q, scale = mxfp8_quantize(x, LINEAR)
-    return q, _scattered(scale, _rows(x.shape[0], expert_offsets, placement)[1], g)
+    return expert_rows("mxfp8", x, expert_offsets, placement)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_mxfp4_experts_fake)
+@verb("quant_mxfp4", outputs=("q", "scale"), fake=_mxfp4_experts_fake)
 def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
     """Quantise rows that lie expert by expert to MXFP4, in blocks of 32.
 
@@ -231,18 +220,14 @@ def mxfp4_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tig
 
     Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
-    g = _placed(x, expert_offsets, placement)
+    _placed(x, expert_offsets, placement)
     checks.same_device(x=x, expert_offsets=expert_offsets)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp4_experts_quant", x, expert_offsets, placement)
-    blocks = split_blocks(x, MX_BLOCK)
-    known = torch.where(blocks.isnan(), 0.0, blocks)
-    byte = shared_exponent(known, "even", FP4_MAX, FP4_EMAX, FP4_FRACTION).clamp(max=254)
-    q = pack_nearest(blocks * torch.where(byte == 0, 0.0, power(254 - byte))[..., None])
-    return q, _scattered(byte.to(torch.uint8), _rows(x.shape[0], expert_offsets, placement)[1], g)
+    return expert_rows("mxfp4", x, expert_offsets, placement)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_silu_experts_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_silu_experts_fake)
 def silu_and_mul_scaled_fp4_experts_quant(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -256,10 +241,11 @@ def silu_and_mul_scaled_fp4_experts_quant(
     _gated(x, NVFP4_BLOCK)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
-    return scaled_fp4_experts_quant(silu_product(x), global_scale, expert_offsets, placement)
+    _check_nvfp4_experts(x, global_scale, expert_offsets, placement)
+    return expert_rows("nvfp4", x, expert_offsets, placement, global_scale, gated=True)
 
 
-@verb("cast", outputs=("q", "scale"), fake=_silu_mxfp4_fake)
+@verb("quant_mxfp4", outputs=("q", "scale"), fake=_silu_mxfp4_fake)
 def silu_and_mul_mxfp4_experts_quant(
     x: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -273,7 +259,9 @@ def silu_and_mul_mxfp4_experts_quant(
     _gated(x, MX_BLOCK)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_mxfp4_experts_quant", x, expert_offsets, placement)
-    return mxfp4_experts_quant(silu_product(x), expert_offsets, placement)
+    _placed(x, expert_offsets, placement)
+    checks.same_device(x=x, expert_offsets=expert_offsets)
+    return expert_rows("mxfp4", x, expert_offsets, placement, gated=True)
 
 
 def _gated(x: Tensor, width: int) -> None:
@@ -286,9 +274,54 @@ def rows_of_scales(m: int, experts: int) -> int:
     return (m + (HEIGHT - 1) * experts) // HEIGHT * HEIGHT
 
 
-def _nvfp4(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scale bytes of rows, each under its own global scale."""
-    return quantised("quant_nvfp4", x, "e2m1", layout=LINEAR, global_scale=g)
+def expert_rows(
+    kind: str,
+    x: Tensor,
+    expert_offsets: Tensor,
+    placement: str = "tight",
+    global_scale: Tensor | None = None,
+    *,
+    gated: bool = False,
+    columns: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Checked rows that lie expert by expert, quantised.
+
+    Parameters
+    ----------
+    kind
+        ``mxfp8``, ``mxfp4`` or ``nvfp4``, which has a ``global_scale`` ``[G]``, float32.
+    x
+        ``[M, K]``, or with ``gated`` ``[M, 2 K]``, bf16, f16 or f32.
+    expert_offsets, placement
+        ``[G + 1]`` int32; as of :func:`scaled_fp4_experts_quant`.
+    columns
+        As of :func:`kernels.mx_blocks.quantised`.
+
+    Returns
+    -------
+    q, scale
+        Codes ``[M, columns]``, two E2M1 codes a byte, and uint8 scales, flat, in 128x4 tiles.
+    """
+    experts = expert_offsets.shape[0] - 1
+    expert, row = _rows(x.shape[0], expert_offsets, placement)
+    element, rounding = ROWS[kind]
+    factor = None if global_scale is None else global_scale[expert.clamp(max=experts - 1)]
+    q, scale = quantised(
+        f"quant_{kind}", x, element, rounding=rounding, layout=LINEAR, columns=columns, global_scale=factor, gated=gated
+    )
+    return q, _scattered(scale, row, experts)
+
+
+def _masked_nvfp4(x: Tensor, global_scale: Tensor, gated: bool = False) -> tuple[Tensor, Tensor]:
+    factor = global_scale.repeat_interleave(x.shape[1])
+    q, scale = quantised("quant_nvfp4", x.flatten(0, 1), "e2m1", layout=LINEAR, global_scale=factor, gated=gated)
+    return _expert_last(q, scale, x.shape[0])
+
+
+def _check_nvfp4_experts(x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str) -> None:
+    experts = _placed(x, expert_offsets, placement)
+    checks.operand("global_scale", global_scale, (experts,), "one for each expert", torch.float32)
+    checks.same_device(x=x, expert_offsets=expert_offsets, global_scale=global_scale)
 
 
 def _buffers(x: Tensor, mask: Tensor) -> tuple[int, int, int]:

@@ -48,7 +48,6 @@ from .mx_blocks import (
     quantised,
     scale_bytes,
     shared_exponent,
-    silu_product,
     split_blocks,
     store_scale,
     times,
@@ -462,8 +461,8 @@ def _encoded(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
     return split_blocks(x, NVFP4_BLOCK), global_scale.reshape(())
 
 
-def _two_levels(x: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    return quantised("quant_nvfp4", x, "e2m1", layout=layout, global_scale=g.reshape(1))
+def _two_levels(x: Tensor, g: Tensor, layout: str, gated: bool = False) -> tuple[Tensor, Tensor]:
+    return quantised("quant_nvfp4", x, "e2m1", layout=layout, global_scale=g.reshape(1), gated=gated)
 
 
 # --- batches, shuffled rows, silu ---------------------------------------------------------------------------------
@@ -508,7 +507,7 @@ def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Te
     return _two_levels(x.index_select(0, shuffled_rows(x.shape[0], device=x.device)), global_scale, "128x4")
 
 
-@verb("cast", outputs=("q", "scale"), fake=_silu_fake)
+@verb("quant_nvfp4", outputs=("q", "scale"), fake=_silu_fake)
 def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     """:func:`kernels.nvfp4_quantize` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, ``I`` a multiple of 16.
 
@@ -525,7 +524,7 @@ def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_nvfp4_quantize", x, global_scale, layout)
-    return _two_levels(silu_product(x), global_scale, layout)
+    return _two_levels(x, global_scale, layout, gated=True)
 
 
 # --- rows and FP8 -------------------------------------------------------------------------------------------------

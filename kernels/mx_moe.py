@@ -38,7 +38,7 @@ from .moe_layer import routed, scattered, sorted_rows, without_padding
 from .moe_pipelines import EARLY, combined, slots
 from .mx import mxfp8_quantize
 from .mx_blocks import MX_BLOCK, NVFP4_BLOCK, size_of
-from .mx_experts import HEIGHT, mxfp4_experts_quant, mxfp8_experts_quant, scaled_fp4_experts_quant
+from .mx_experts import HEIGHT, expert_rows
 from .mx_products import HIGH, TIGHT, grouped_product, run_product
 from .operators import empty
 from .routes import route
@@ -293,20 +293,28 @@ def _by_products(
     spread = slots(x, target, rows)
     of = groups.clamp(min=0).long()
     multiply = partial(_product, row, starts, groups, of)
+    early = way in EARLY
     h = multiply(spread, weights[0], scales[0], globals_[0], factors[0], biases[0], row.wide)
+    second = weights[1], scales[1], globals_[1], factors[1], biases[1], early
+    if gates is None and not (row.wide or row.up_first) and h.shape[1] % (2 * row.width) == 0:
+        y = multiply(h, *second, gated=True)
+    else:
+        y = multiply(_activated(row, h, None if gates is None else gates[of]), *second)
+    if early:
+        y = (y * scattered(topk_weights.reshape(-1, 1), target, rows)).to(torch.bfloat16)
+    return combined(y, topk_weights, target, way, dtype).to(dtype)
+
+
+def _activated(row: Layer, h: Tensor, gates: Tensor | None) -> Tensor:
+    """The intermediate ``[R, I]`` of the first product, float32 or bf16; ``gates`` ``[R, 3]``."""
     gate, up = h.to(torch.float32).chunk(2, dim=1)[:: -1 if row.up_first else 1]
     if gates is None:
         act = torch.nn.functional.silu(gate) * up
     else:
-        slope, shift, limit = (gates[of, i : i + 1] for i in range(3))
+        slope, shift, limit = (gates[:, i : i + 1] for i in range(3))
         gate, up = torch.minimum(gate, limit), torch.minimum(torch.maximum(up, -limit), limit)
         act = gate * torch.sigmoid(slope * gate) * (up + shift)
-    act = act if row.wide else act.to(torch.bfloat16)
-    early = way in EARLY
-    y = multiply(act, weights[1], scales[1], globals_[1], factors[1], biases[1], early)
-    if early:
-        y = (y * scattered(topk_weights.reshape(-1, 1), target, rows)).to(torch.bfloat16)
-    return combined(y, topk_weights, target, way, dtype).to(dtype)
+    return act if row.wide else act.to(torch.bfloat16)
 
 
 def _product(
@@ -321,19 +329,23 @@ def _product(
     factor: Tensor | None,
     bias: Tensor | None,
     wide: bool,
+    gated: bool = False,
 ) -> Tensor:
-    """Rows of each expert, quantised, by its weight, float32 or bf16; zeros where no expert is."""
+    """Rows of each expert, quantised, by its weight, float32 or bf16; zeros where no expert is. ``gated``: it is
+    ``silu(gate) * up`` of ``x`` that is quantised."""
     experts, n, k = weight.shape
-    if behind := k * row.each - x.shape[1]:
+    if behind := -x.shape[1] % row.width:
         x = torch.nn.functional.pad(x, (0, behind))
+    quantise = partial(expert_rows, row.rows, x, starts, gated=gated, columns=k * row.each)
     library = row.narrow and x.device.type != "cpu" and machines.current_machine().sm in BLACKWELL
     dtype = torch.float32 if wide or bias is not None and not library else torch.bfloat16
     if row.mixed:
-        pair = mxfp8_experts_quant(x, starts, "flashinfer")
+        pair = quantise("flashinfer")
         out = grouped_product(pair, (weight, scale), starts, UE8M0, dtype, factor, TILE)
     else:
         out = torch.empty(x.shape[0], n, dtype=dtype, device=x.device)
-        _tight(row, x, weight, scale, starts, global_scale, factor, out)
+        q, memory = quantise(global_scale=global_scale)
+        _tight(row, q, memory, weight, scale, starts, factor, out)
     if bias is not None:
         out = out + bias.to(torch.float32)[of]
     return without_padding(out if wide else out.to(torch.bfloat16), groups)
@@ -341,27 +353,23 @@ def _product(
 
 def _tight(
     row: Layer,
-    x: Tensor,
+    q: Tensor,
+    memory: Tensor,
     weight: Tensor,
     scale: Tensor,
     starts: Tensor,
-    global_scale: Tensor | None,
     factor: Tensor | None,
     out: Tensor,
 ) -> None:
     """The product of rows whose scales lie in tiles one behind the other, into ``out``."""
     experts, n, _ = weight.shape
-    if global_scale is not None:
-        q, memory = scaled_fp4_experts_quant(x, global_scale, starts)
-    else:
-        q, memory = (mxfp8_experts_quant if row.rows == "mxfp8" else mxfp4_experts_quant)(x, starts)
     dtype = E4M3 if row.rows == "nvfp4" else UE8M0
     left, right = (Scales(t.reshape(-1).view(dtype), row.width, HIGH) for t in (memory, scale))
     sizes = torch.diff(starts)
     first = torch.nn.functional.pad(
         torch.cumsum((sizes + HEIGHT - 1) // HEIGHT * HEIGHT, 0, dtype=torch.int32)[:-1], (1, 0)
     )
-    expert = torch.arange(experts, dtype=torch.int32, device=x.device)
+    expert = torch.arange(experts, dtype=torch.int32, device=q.device)
     table = torch.stack([starts[:-1], starts[1:], first, expert * align(n, HEIGHT)])
     run_product(q, left, weight, right, out, Rows(table), factor, form=TIGHT)
 

@@ -30,7 +30,7 @@ from torch.compiler import is_compiling
 from . import checks, operators
 from . import platform as machines
 from .adapters import Adapter, Inputs, Options, out_dtype_of, pairs
-from .backends.declaration import Rows, Scales
+from .backends.declaration import Product, Rows, Scales
 from .errors import DtypeError, OptionError, ShapeError, shown
 from .layout import shuffled_rows
 from .mx_blocks import LINEAR, MX_BLOCK, NVFP4_BLOCK, size_of
@@ -936,14 +936,15 @@ def mx_product(
     """
     rows = Rows(table, expert, depth)
     left, right = Scales(a_scale, a_width, a_tile), Scales(b_scale, b_width, b_tile)
+    product = Product(a, left, b, right, out, rows, alpha, bias, accumulate)
     op, key = "mx_product", list[tuple[str, object]]([("out_dtype", dtype_name(out.dtype))])
     if form and machines.current_machine().sm in BLACKWELL:
         own = form if form in MIXED else f"{recipe_of(a, left, b, right)}_{form}"
         if own in MX_OPERATIONS:
-            op, key = own, [*key, *_fields(a, left, b, right, out, alpha, bias, accumulate, form)]
+            op, key = own, [*key, *_fields(product, form)]
             key += [("row_alignment", row_alignment)] if form == GROUPED else []
             key += [("a_width", a_width), ("b_width", b_width)] if form in MIXED else []
-    route(op, a.device, *key).of(op)(a, left, b, right, out, rows, alpha, bias, accumulate)
+    route(op, a.device, *key).of(op)(product)
 
 
 def recipe_of(a: Tensor, left: Scales, b: Tensor, right: Scales) -> str:
@@ -959,19 +960,10 @@ def recipe_of(a: Tensor, left: Scales, b: Tensor, right: Scales) -> str:
     return names.get(narrow, "") if kinds == {(UE8M0, MX_BLOCK)} else ""
 
 
-def _fields(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    form: str,
-) -> tuple[tuple[str, object], ...]:
+def _fields(p: Product, form: str) -> tuple[tuple[str, object], ...]:
     """The fields of a problem that rows of :mod:`kernels.support` look at; of the rows what these ask about, so that a
     changing number of them adds few decisions."""
+    a, left, b, right, out, _, alpha, bias, accumulate = p
     (groups, n, _), rows = b.shape, a.shape[0]
     k = a.shape[1] * (1 if a.is_floating_point() else 2)
     one = form == DENSE or form == MIXED[0]

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
+from . import context
 from .backends.declaration import Backend
 from .config import current_config
 from .errors import (
     ConfigError,
+    Failed,
     MissingPackageError,
     NoBackendError,
     OptionError,
@@ -266,7 +268,9 @@ def order(op: str, machine: Machine) -> tuple[str, ...]:
 def plan(problem: Problem, machine: Machine | None = None, config: Config | None = None) -> Plan:
     """Choose a backend: the first of the row that serves the problem, or the one that the configuration forces.
 
-    On the running machine the libraries of a candidate are loaded, to learn whether its routine is there.
+    On the running machine the libraries of a candidate are loaded, to learn whether its routine is there. One that
+    fails there, or failed in a warm-up (:mod:`kernels.warming`), is passed over, or is the end, as the configuration's
+    ``fallback`` says.
 
     Raises
     ------
@@ -282,14 +286,17 @@ def plan(problem: Problem, machine: Machine | None = None, config: Config | None
         raise OptionError(f"unknown operation {shown(problem.op)}; known: {', '.join(TABLE)}")
     forced = forced_backends(config.backend).get(problem.op)
     reasons: dict[str, Reason] = {}
+    refusal: SwitchedOff | None = None
     for name in order(problem.op, machine):
-        if forced is not None and name != forced:
-            reasons[name] = SwitchedOff(f"only {forced} is asked for")
+        if refusal is not None or (forced is not None and name != forced):
+            reasons[name] = refusal or SwitchedOff(f"only {forced} is asked for")
             continue
         backend = backend_of(name)
         why = backend.why_not(problem, machine, config)
         if why is None and machine.live:
-            why = backend.lacks(problem, machine)
+            why = context.current().failures.get((problem, name)) or backend.lacks(problem, machine)
+            if isinstance(why, Failed) and config.fallback == "refuse":
+                refusal = SwitchedOff(f"{name} failed, and FP8_KERNELS_FALLBACK=refuse lets nothing take its place")
         if why is None:
             kernel, steps = backend.kernel(problem, machine), backend.steps(problem, machine)
             sums = backend.numerics(problem, machine)

@@ -25,6 +25,9 @@ import torch
 from .errors import ConfigError, OptionError, Reason, shown
 
 T = TypeVar("T")
+FALLBACKS = ("next", "warn", "refuse")
+"""What follows where a backend that should serve fails to load, to compile or to start: the next one of the row serves,
+without a word or with one warning; or the call is refused."""
 MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
 """Values of ``VLLM_FLASHINFER_MOE_BACKEND``: CUTLASS, TensorRT-LLM, CUTEDSL."""
 PACKAGES = (
@@ -111,6 +114,12 @@ def _moe(name: str, text: str) -> str:
     return text
 
 
+def _fallback(name: str, text: str) -> str:
+    if text not in FALLBACKS:
+        raise ConfigError(f"{name}={text!r}; choose one of {', '.join(FALLBACKS)}")
+    return text
+
+
 def _text(name: str, text: str) -> str:
     return text
 
@@ -193,6 +202,13 @@ class Config:
         "MX and NVFP4 are quantised by a library's kernel where there is one: faster, and a code at a tie may be its "
         "neighbour",
         "FP8_KERNELS_LIBRARY_QUANTISERS",
+    )
+    fallback: str = _variable(
+        "warn",
+        _fallback,
+        "where a backend that should serve fails to load, to compile or to start: take the next one (`next`), and warn "
+        "once (`warn`), or refuse the call (`refuse`)",
+        "FP8_KERNELS_FALLBACK",
     )
 
     @classmethod

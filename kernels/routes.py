@@ -19,7 +19,7 @@ import torch
 from . import context
 from .backends.declaration import Backend, traced
 from .config import current_config, use_config
-from .errors import OptionError, shown
+from .errors import Failed, OptionError, shown
 from .plan import MODULES, backend_of, explanation, plan
 from .platform import current_machine
 from .records import Machine, Plan, Problem
@@ -27,7 +27,9 @@ from .verbs import exported
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-"""Decisions, at level INFO, where ``FP8_KERNELS_LOG`` asks for them."""
+"""Decisions, at level INFO, where ``FP8_KERNELS_LOG`` asks for them, and warnings of backends that failed."""
+FAILED = "fp8_kernels: in the call of"
+"""The beginning of a note at an error that a backend raised while it was traced."""
 
 
 @contextmanager
@@ -42,16 +44,17 @@ def only(backend: str) -> Iterator[None]:
         yield
 
 
-def preferring(backends: str) -> context.Context:
-    """The current context with other backends, as ``FP8_KERNELS_BACKEND`` names them; kept, so that a layer which
-    enters it again plans nothing anew."""
-    return cached(_preferring, backends)
+def preferring(backends: str | None, fallback: str | None = None) -> context.Context:
+    """The current context with other backends, as ``FP8_KERNELS_BACKEND`` names them, and another fallback; kept, so
+    that a layer which enters it again plans nothing anew."""
+    return cached(_preferring, backends, fallback)
 
 
-def _preferring(backends: str) -> context.Context:
+def _preferring(backends: str | None, fallback: str | None) -> context.Context:
     now, config = context.current(), current_config()
     text = ",".join(filter(None, (config.backend, backends)))  # the later part of a text overrules
-    return context.Context(now.machine, context.Once(replace(config, backend=text)), now.observed, now.calls)
+    own = replace(config, backend=text, fallback=fallback or config.fallback)
+    return context.Context(now.machine, context.Once(own), now.observed, now.calls, now.failures)
 
 
 @contextmanager
@@ -133,18 +136,30 @@ def _decide(op: str, device: torch.device, *key: tuple[str, Any]) -> Backend:
     chosen, now = plan(Problem(op, device=device.type, **dict(key))), context.current()
     if now.observed is not None:
         now.observed.append(chosen)
-    if current_config().log_decisions:
-        _log_once(str(chosen))
+    config = current_config()
+    if config.log_decisions:
+        log.setLevel(logging.INFO)
+        _log_once(logging.INFO, str(chosen))
+    for name, why in chosen.reasons:
+        if isinstance(why, Failed) and config.fallback == "warn":
+            _log_once(logging.WARNING, f"{chosen.problem}: {name} failed, and {chosen.backend} serves instead: {why}")
     backend = backend_of(chosen.backend)
-    return backend if now.calls is None else traced(backend, now.calls)
+    if now.calls is None:
+        return backend
+
+    def failed(error: Exception) -> None:
+        if not any(note.startswith(FAILED) for note in getattr(error, "__notes__", ())):  # one function calls another
+            error.add_note(f"{FAILED} {backend.name} for {chosen.problem}")
+            now.failures.keep((chosen.problem, backend.name), Failed(f"{type(error).__name__}: {error}"))
+
+    return traced(backend, now.calls, failed)
 
 
 @functools.lru_cache(maxsize=context.MOST)
-def _log_once(text: str) -> None:
+def _log_once(level: int, text: str) -> None:
     if not log.hasHandlers():
         log.addHandler(logging.StreamHandler())
-    log.setLevel(logging.INFO)
-    log.info(text)
+    log.log(level, text)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

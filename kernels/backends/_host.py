@@ -111,6 +111,8 @@ def on_its_device(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         first = args[0] if args else next(iter(kwargs.values()))
+        if isinstance(first, tuple):  # a record of operands begins with a tensor
+            first = first[0]
         if not isinstance(first, Tensor):
             first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if is_other_device(first.device):

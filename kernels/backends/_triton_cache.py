@@ -5,7 +5,7 @@ they fit, slots 32-bit. Division and conversion are
 those of :mod:`kernels.backends._triton_kernels`.
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations

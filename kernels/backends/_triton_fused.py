@@ -5,7 +5,7 @@ conversion. The value's half uses the device's ``exp``, a division within 2 ulp 
 kernels of engines do. Roundings to the dtype of ``x`` are real ones.
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations

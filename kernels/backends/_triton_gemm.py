@@ -12,7 +12,7 @@ Not covered: K cut into several sums (a second launch, other bits for other M); 
 wrong sums at some depths (Triton 3.6 on an H200); descriptors of the copy engine, which were no faster here.
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Amax is taken on the bits of ``|x|`` as integers: they order like the values and a NaN, being above infinity, wins.
 Division is IEEE division with subnormals, so that scales and codes equal those of plain torch bit for bit. On a GPU
 it is written as its PTX instruction, since ``tl.div_rn`` of Triton 3.5 flushes subnormals (``div.rn.ftz.f32``), and
-the hardware converts to E4M3 (round to nearest even, saturating). The interpreter knows no PTX, and its conversion
+the hardware converts to E4M3 (round to nearest even, saturating). The interpreter supports no PTX, and its conversion
 rounds differently: there ``tl.div_rn`` divides and the codes are built from integer bits. It also makes integers of
 a mask and a scalar condition, so masks take a condition for each lane (``lane * 0 + col < groups``).
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ their order: nothing depends on which program ends first, and nothing on M.
 Not covered: more than 32 rows; a sum of parts within the launch, whose counters launches on two streams would share.
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, assignment"
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ depends on the tile or on M. The weight stands first in it: its tile is made in 
 on the other side. Scale bytes are read where they lie, four at once in tiles; no byte of their padding is used.
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The steps are those of :mod:`kernels.mx_blocks`, each rounded once, so codes and
 A NaN code has no sign here where the hardware converts.
 """
 
-# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# Triton's language has no Python types: arguments are pointers and tiles, typed by its compiler.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ._triton_fused import _rounded
 from ._triton_kernels import _codes, _divide, _encode
 
 
@@ -67,9 +68,9 @@ def _shared_exponent(bits, RCEIL: tl.constexpr, EVEN: tl.constexpr, STEP: tl.con
 @triton.jit
 def block_kernel(
     x,
+    g,
     q,
     s,
-    g,
     rows,
     columns,
     given,
@@ -81,18 +82,22 @@ def block_kernel(
     HEIGHT: tl.constexpr,
     RCEIL: tl.constexpr,
     EVEN: tl.constexpr,
+    FINITE: tl.constexpr,
     STEP: tl.constexpr,
     TOP: tl.constexpr,
     INVERSE: tl.constexpr,
     EMAX: tl.constexpr,
     INVERSED: tl.constexpr,
+    GATED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One scale byte for WIDTH elements of a row. A program takes BLOCK blocks, ascending along rows.
 
     ``columns`` and ``given`` count blocks of a row: those written, and those that ``x`` has, behind which values are 0.
     Scale bytes lie row by row (``HEIGHT`` 0), or in tiles of HEIGHT rows by four columns with zeros in the rest of the
-    last ones. ``ELEMENT`` 0: E4M3, 1: E5M2, 2: E2M1 under E8M0, 3: E2M1 under E4M3 and a factor ``g``. ``TOP`` and
+    last ones. With ``GATED`` a value is ``silu(gate) * up``, rounded to the dtype of ``x``, whose rows are gates and
+    behind them as many ups. ``ELEMENT`` 0: E4M3, 1: E5M2, 2: E2M1 under E8M0, 3: E2M1 under E4M3 and a factor ``g``.
+    ``FINITE``: a NaN takes no part in the scale, which is finite, and under byte 0 codes are 0. ``TOP`` and
     ``INVERSE`` are the bits of the largest value and of its reciprocal.
     """
     across = columns if HEIGHT == 0 else (columns + 3) // 4 * 4
@@ -104,8 +109,11 @@ def block_kernel(
     inside = ((row < rows) & (col < given))[:, None] & (lane < WIDTH)[None, :]
     source = row[:, None] * x_stride + col[:, None] * WIDTH + lane[None, :]
     v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        up = tl.load(x + source + given * WIDTH, mask=inside, other=0.0).to(tl.float32)
+        v = _rounded(v / (1.0 + tl.exp(-v)) * up, x, NATIVE)
     bits = v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    if RCEIL or ELEMENT == 3:
+    if RCEIL or ELEMENT == 3 or FINITE:
         bits = tl.where(bits > 0x7F800000, 0, bits)
     amax = tl.max(bits, axis=1)
     one = tl.full([BLOCK], 1.0, tl.float32)
@@ -125,8 +133,12 @@ def block_kernel(
     else:
         scaling = tl.full([BLOCK], INVERSE, tl.int32).to(tl.float32, bitcast=True)
         byte = _shared_exponent(amax, RCEIL, EVEN, STEP, scaling, EMAX)
+        if FINITE:
+            byte = tl.minimum(byte, 254)
         power = tl.maximum(254 - byte, 0)
         inverse = tl.where(power == 0, 1 << 22, power << 23).to(tl.float32, bitcast=True)
+        if FINITE:
+            inverse = tl.where(byte == 0, 0.0, inverse)
     y = v * inverse[:, None]
     written = valid[:, None] & (lane < WIDTH)[None, :]
     target = (row * columns + col)[:, None] * WIDTH

@@ -25,7 +25,7 @@ from ..errors import MissingPackageError, NoBackendError
 from ..records import Machine, Problem, vllm_libraries
 from ..support import BLOCKS, TIGHT_MX
 from ._host import dense, on_its_device
-from .declaration import Backend, Rows, Scales
+from .declaration import Backend, Blocks, Product
 
 log = logging.getLogger(__name__)
 ELF = b"\x7fELF"
@@ -228,37 +228,25 @@ def grouped_scaled(
 
 
 @on_its_device
-def nvfp4_product(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def nvfp4_product(p: Product) -> None:
     """``cutlass_scaled_fp4_mm`` into ``out``, which it takes for dense memory without a look.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    weight, columns = dense(b[0]), -(-(2 * a.shape[1] // left.width) // 4) * 4
-    scales = (dense(side.memory.view(torch.float8_e4m3fn)).view(-1, columns) for side in (left, right))
-    factor = torch.ones(1, dtype=torch.float32, device=a.device) if alpha is None else alpha.contiguous()
-    operators().cutlass_scaled_fp4_mm(out, dense(a), weight, *scales, factor)
+    weight, columns = dense(p.b[0]), -(-(2 * p.a.shape[1] // p.left.width) // 4) * 4
+    scales = (dense(side.memory.view(torch.float8_e4m3fn)).view(-1, columns) for side in (p.left, p.right))
+    factor = torch.ones(1, dtype=torch.float32, device=p.a.device) if p.alpha is None else p.alpha.contiguous()
+    operators().cutlass_scaled_fp4_mm(p.out, dense(p.a), weight, *scales, factor)
 
 
 @on_its_device
-def quant_blocks(
-    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
-) -> tuple[Tensor, Tensor]:
+def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """``scaled_fp4_quant`` into outputs of zeros: it does not write the padding of the scales.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     assert global_scale is not None, "the operation is that of NVFP4"
-    m, blocks, tiled = x.shape[0], columns // 16, layout != "linear"
+    m, blocks, tiled = x.shape[0], columns // 16, how.layout != "linear"
     height, width = (-(-m // 128) * 128, -(-blocks // 4) * 4) if tiled else (m, blocks)
     q = torch.empty(m, columns // 2, dtype=torch.uint8, device=x.device)
     memory = torch.zeros(height * width, dtype=torch.uint8, device=x.device)
@@ -268,23 +256,14 @@ def quant_blocks(
 
 
 @on_its_device
-def tight(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def tight(p: Product) -> None:
     """``cutlass_fp4_group_mm`` of NVFP4, ``cutlass_mxfp4_group_mm`` of MXFP4, into ``out``.
 
     It takes the first row of each expert in ``a`` and in the scales, and the size of its product.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, rows, alpha, *_ = p
     assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
     (groups, n, half), columns = b.shape, -(-(2 * b.shape[2] // left.width) // 4) * 4
     start, end, first, _ = rows.table

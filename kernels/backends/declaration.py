@@ -1,7 +1,7 @@
 """What a backend declares: its name, and a function for each operation that it has.
 
 A backend module ends with ``BACKEND = Backend(name="...", kernel=..., linear=linear, ...)``. The type checker compares
-each function with the signature here; an operation that is not named is not there, and a plan knows it
+each function with the signature here; an operation that is not named is not there, and a plan says so
 (:meth:`Backend.why_not`) before any call.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import support
-from ..errors import MissingPackageError, Reason, Unavailable, Unsupported
+from ..errors import Failed, KernelError, MissingPackageError, Reason, Unsupported
 from ..records import Config, Machine, Problem
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
@@ -36,8 +36,68 @@ OfHeads = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Scales of queries, keys and values; None: 1."""
 States = tuple[Tensor, Tensor]
 """Outputs of attention and their log-sum-exps."""
+
+
+class Attended(NamedTuple):
+    """The operands of attention over a cache, as of :func:`kernels.mha_fwd`.
+
+    Attributes
+    ----------
+    q, k, v
+        Queries, and keys and values of each sequence or of the pages of a cache.
+    scales
+        Of queries, keys and values.
+    used, pages
+        Keys in use and pages of each sequence; None: all, and no pages.
+    sink
+        A score of each head that has no value.
+    scale
+        Of scores.
+    window
+        Keys to the left and to the right of a query; -1 for any number.
+    causal, splits
+        As of the verb.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scales: OfHeads
+    used: Tensor | None
+    pages: Tensor | None
+    sink: Tensor | None
+    scale: float
+    window: tuple[int, int]
+    causal: bool
+    splits: int
+
+
 WideLinear = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(input [M, K] bf16 or f16, weight [N, K], weight_scale) -> [M, N]`` of the dtype of the input."""
+
+
+class Blocks(NamedTuple):
+    """How a quantiser makes blocks that share a scale byte (:func:`kernels.mx_blocks.quantised`).
+
+    Attributes
+    ----------
+    element
+        ``e4m3``, ``e5m2`` or ``e2m1``, two codes a byte.
+    rounding
+        Of the shared exponent: ``rceil``, ``floor``, ``ceil``, ``even`` or ``even_of_finite``.
+    layout
+        ``128x4``, ``8x4`` or ``linear``.
+    inversed
+        Whether the global scale of NVFP4 is that which multiplies codes.
+    gated
+        Whether what is quantised is ``silu(gate) * up`` of ``x [M, 2 K] = [gate, up]``, rounded to the dtype of ``x``.
+    """
+
+    element: str
+    rounding: str
+    layout: str
+    inversed: bool
+    gated: bool
 
 
 class Scales(NamedTuple):
@@ -79,7 +139,37 @@ class Rows(NamedTuple):
     depth: Tensor | None = None
 
 
-MxProduct = Callable[[Tensor, Scales, Tensor, Scales, Tensor, Rows | None, Tensor | None, Tensor | None, bool], None]
+class Product(NamedTuple):
+    """A product of block-scaled codes, written into ``out``.
+
+    Attributes
+    ----------
+    a, b
+        ``[R, K]`` and ``[G, N, K]``; uint8 operands hold two E2M1 codes a byte.
+    left, right
+        Their scales; those of each weight lie in tiles of its own.
+    out
+        ``[R, N]``; rows of no group are left alone.
+    rows
+        Which rows meet which weight; None: all the one of a dense product, or an equal share the weight of each group.
+    alpha, bias
+        ``[1]`` or ``[G]``, and ``[N]``, or None.
+    accumulate
+        Whether what stands in ``out`` is added.
+    """
+
+    a: Tensor
+    left: Scales
+    b: Tensor
+    right: Scales
+    out: Tensor
+    rows: Rows | None
+    alpha: Tensor | None
+    bias: Tensor | None
+    accumulate: bool
+
+
+MxProduct = Callable[[Product], None]
 """As :attr:`Backend.mx_product`."""
 
 
@@ -237,9 +327,8 @@ class Backend:
         _absent
     )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
-    quant_blocks: Callable[[Tensor, str, str, str, int, Tensor | None, bool], Pair] = _absent
-    """``(x, element, rounding, layout, columns, global_scale, inversed)``: blocks that share a scale byte
-    (:func:`kernels.mx_blocks.quantised`)."""
+    quant_blocks: Callable[[Tensor, Blocks, int, Tensor | None], Pair] = _absent
+    """``(x, blocks, columns, global_scale)``: blocks that share a scale byte."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -277,9 +366,7 @@ class Backend:
     bmm: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
     """``(A [G, M, K], B [G, K, N], A_scale [1], B_scale [1], out_dtype)``."""
     mx_product: MxProduct = _absent
-    """``(a [R, K], its scales, b [G, N, K], its scales, out [R, N], rows, alpha [1] or [G], bias [N], accumulate)``;
-    uint8 operands hold two E2M1 codes a byte; the scales of each weight lie in tiles of its own; ``accumulate``: what
-    stands in ``out`` is added."""
+    """Block-scaled codes of every kind."""
     mxfp8_product: MxProduct = _absent
     """One matrix by one weight: E4M3 or E5M2 codes with E8M0 scales of 32 in tiles."""
     nvfp4_product: MxProduct = _absent
@@ -318,14 +405,7 @@ class Backend:
     """``(q, cache, weights, lens, tables, schedule, longest, clean)``."""
     paged_metadata: Callable[[Tensor, int, int], Tensor] = _absent  # (lens, block_size, num_sms)
 
-    attention: Callable[
-        [
-            Tensor, Tensor, Tensor, OfHeads, Tensor | None, Tensor | None, Tensor | None, float, tuple[int, int], bool,
-            int,
-        ],
-        States,
-    ] = _absent  # fmt: skip
-    """``(q, k, v, scales, used, pages, sink, softmax_scale, (left, right), causal, splits)``."""
+    attention: Callable[[Attended], States] = _absent
     attention_prefill: Callable[[Tensor, Tensor, Tensor, OfHeads, torch.dtype, bool, float], States] = _absent
     """``(q, k, v, scales, dtype, causal, softmax_scale)`` of one sequence; the log-sum-exp is to base 2."""
     attention_latent: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], States] = _absent
@@ -357,7 +437,7 @@ class Backend:
             why = self.missing(p, machine)
         except MissingPackageError as error:
             why = "; ".join(error.reasons.values())
-        return None if why is None else Unavailable(why)
+        return None if why is None else Failed(why)
 
 
 FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -390,8 +470,13 @@ PREPARED = frozenset({"group_quantiser", "reciprocal_quantiser", "dense_gemm_nt"
 """Functions that give the function of an operation, for many calls."""
 
 
-def traced(backend: Backend, calls: Counter[tuple[str, str]]) -> Backend:
-    """The backend, whose functions count their calls and are ranges of ``torch.profiler`` and NVTX."""
+def traced(
+    backend: Backend, calls: Counter[tuple[str, str]], failed: Callable[[Exception], None] = lambda error: None
+) -> Backend:
+    """The backend, whose functions count their calls and are ranges of ``torch.profiler`` and NVTX.
+
+    ``failed`` is told what a function raised beside a refusal of the layer and a lack of memory.
+    """
 
     def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         label = f"fp8_kernels.{backend.name}.{name}"
@@ -401,7 +486,13 @@ def traced(backend: Backend, calls: Counter[tuple[str, str]]) -> Backend:
             calls[backend.name, name] += 1
             on_gpu = torch.cuda.is_available()
             with torch.profiler.record_function(label), torch.cuda.nvtx.range(label) if on_gpu else nullcontext():
-                return function(*operands, **options)
+                try:
+                    return function(*operands, **options)
+                except (KernelError, torch.OutOfMemoryError):
+                    raise
+                except Exception as error:
+                    failed(error)
+                    raise
 
         return run
 

@@ -31,7 +31,7 @@ from ..platform import packs_ue8m0
 from ..records import Machine, Problem
 from ..support import BLOCK, BLOCKS, GEMMS, MIXED
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
-from .declaration import Backend, Gemm, Rows, Scales
+from .declaration import Backend, Gemm, Product, Scales
 
 IMPORT_NAMES = ("deep_gemm", "vllm.third_party.deep_gemm")
 SYMBOLS = {
@@ -252,7 +252,7 @@ def grouped_masked(
 
 @on_its_device
 def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None) -> None:
-    """``c`` plus the product with a scale for every row of both operands, into float32 ``out``; the kernel wants a
+    """``c`` plus the product with a scale for every row of both operands, into float32 ``out``; the kernel needs a
     summand, and adds to it in memory.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
@@ -341,24 +341,13 @@ def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) 
 
 
 @on_its_device
-def mixed(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    *,
-    op: str,
-) -> None:
+def mixed(p: Product, *, op: str) -> None:
     """``fp8_fp4_gemm_nt`` and its grouped forms. Where a matrix of a masked product has no multiple of 128 rows, it is
     padded: the kernel stores whole tiles.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, rows, _, _, accumulate = p
     groups, n = b.shape[:2]
     target = writable(out)
     if accumulate and target is not out:

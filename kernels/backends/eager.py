@@ -17,6 +17,7 @@ from ..checks import FP8, FP8_MAX
 from ..errors import ValueRangeError
 from ..formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from ..mx_blocks import (
+    EVEN_OF_FINITE,
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
@@ -28,6 +29,7 @@ from ..mx_blocks import (
     pack_nearest,
     power,
     shared_exponent,
+    silu_product,
     split_blocks,
     store_scale,
     two_levels,
@@ -36,7 +38,7 @@ from ..records import Machine, Problem
 from ..support import BLOCK
 from . import eager_attention, eager_cache
 from ._host import column_major, lane_major, no_autocast_no_grad, take
-from .declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
+from .declaration import Allocate, Backend, Blocks, Product, Quantiser, Rows, Scales, WideLinear
 
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""
@@ -497,21 +499,12 @@ TILE_HEIGHTS = {"128x4": 128, "8x4": 8}
 
 
 @no_autocast_no_grad
-def mx_product(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def mx_product(p: Product) -> None:
     """Dequantised to float32 group by group, multiplied in float32; alpha, bias, what is there, one rounding.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, rows, alpha, bias, accumulate = p
     n = b.shape[1]
     if rows is not None and rows.depth is not None:
         each = 2 if a.dtype is torch.uint8 else 1
@@ -700,27 +693,31 @@ def alignment() -> int:
 
 
 @no_autocast_no_grad
-def quant_blocks(
-    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
-) -> tuple[Tensor, Tensor]:
+def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Blocks that share a scale byte, by the formulas of :mod:`kernels.mx_blocks`.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    x = silu_product(x) if how.gated else x
     x = torch.nn.functional.pad(x, (0, columns - x.shape[1]))
     if global_scale is not None:
         blocks, g = split_blocks(x, NVFP4_BLOCK), global_scale.reshape(-1, 1)
-        scale, inverse = two_levels(block_amax(blocks), g, inversed)
-        return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
+        scale, inverse = two_levels(block_amax(blocks), g, how.inversed)
+        return pack_nearest(blocks * inverse[..., None]), store_scale(scale, how.layout)
     blocks = split_blocks(x, MX_BLOCK)
-    if element not in FP8_ELEMENTS:
-        byte = shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
-        return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, layout)
-    top, emax, fraction, dtype = FP8_ELEMENTS[element]
-    byte = shared_exponent(blocks, rounding, top, emax, fraction)
+    if how.rounding == EVEN_OF_FINITE:
+        known = torch.where(blocks.isnan(), 0.0, blocks)
+        byte = shared_exponent(known, "even", FP4_MAX, FP4_EMAX, FP4_FRACTION).clamp(max=254)
+        scaled = blocks * torch.where(byte == 0, 0.0, power(254 - byte))[..., None]
+        return pack_nearest(scaled), store_scale(byte, how.layout)
+    if how.element not in FP8_ELEMENTS:
+        byte = shared_exponent(blocks, how.rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
+        return pack_nearest(blocks * power(254 - byte)[..., None]), store_scale(byte, how.layout)
+    top, emax, fraction, dtype = FP8_ELEMENTS[how.element]
+    byte = shared_exponent(blocks, how.rounding, top, emax, fraction)
     scaled = (blocks * power(254 - byte)[..., None]).clamp(-top, top)
     q = scaled.masked_fill((byte == NAN_BYTE)[..., None], torch.nan).to(dtype)
-    return q.flatten(1), store_scale(byte, layout)
+    return q.flatten(1), store_scale(byte, how.layout)
 
 
 BACKEND = Backend(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..support import RANK, ROPE_AT, SCALES_AT, TILE
 from ._host import no_autocast_no_grad, take
-from .declaration import OfHeads
+from .declaration import Attended, OfHeads
 
 
 def _weighed(
@@ -41,22 +41,11 @@ def _place(queries: int, keys: Tensor, group: int) -> Tensor:
 
 
 @no_autocast_no_grad
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scales: OfHeads,
-    used: Tensor | None,
-    pages: Tensor | None,
-    sink: Tensor | None,
-    scale: float,
-    window: tuple[int, int],
-    causal: bool,
-    splits: int,
-) -> tuple[Tensor, Tensor]:
+def attention(p: Attended) -> tuple[Tensor, Tensor]:
     """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
+    q, k, v, scales, used, pages, sink, scale, (left, right), *_ = p
     (batch, queries, heads, depth), (_, _, of_keys, width) = q.shape, v.shape
-    group, (left, right) = heads // of_keys, window
+    group = heads // of_keys
     out = torch.empty(batch, queries, heads, width, dtype=torch.bfloat16, device=q.device)
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     ones = torch.ones(batch, of_keys, dtype=torch.float32, device=q.device)

@@ -35,7 +35,7 @@ from ..records import Machine, Problem
 from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, MX_LAYERS, OTHER_BITS, TILE_ROWS, UNTUNED
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, dense, on_its_device
-from .declaration import Backend, Gemm, Rows, Scales
+from .declaration import Backend, Gemm, Product, Scales
 
 NAMES = {
     "flashinfer_cutlass": "cutlass",
@@ -125,24 +125,12 @@ def _matrix(scales: Scales, rows: int, columns: int) -> Tensor:
 
 
 @on_its_device
-def _product(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    *,
-    name: str,
-    op: str,
-) -> None:
+def _product(p: Product, *, name: str, op: str) -> None:
     """One matrix by one weight.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, _, alpha, *_ = p
     weight = dense(b[0])
     operands: dict[str, Any] = {"a": dense(a), "b": weight.t(), "out": out, "out_dtype": out.dtype}
     if op == "mxfp8_product":
@@ -158,24 +146,12 @@ def _product(
 
 
 @on_its_device
-def _batched(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    *,
-    name: str,
-    op: str,
-) -> None:
+def _batched(p: Product, *, name: str, op: str) -> None:
     """``G`` matrices of as many rows by a weight each.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, *_ = p
     (groups, n, k), m = b.shape, a.shape[0] // b.shape[0]
     operands = {
         "A": dense(a).view(groups, m, k),
@@ -188,24 +164,12 @@ def _batched(
 
 
 @on_its_device
-def _grouped(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-    *,
-    name: str,
-    op: str,
-) -> None:
+def _grouped(p: Product, *, name: str, op: str) -> None:
     """The rows of each expert by its weight; the rows of ``a`` begin and end at multiples of 4.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, rows, alpha, *_ = p
     assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
     groups, n, _ = b.shape
     columns = a.shape[1] * (1 if a.is_floating_point() else 2) // left.width

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..records import Machine, Problem
 from ._flashinfer import ONE_CALL, library
 from ._host import dense, on_its_device
-from .declaration import Backend, Pair
+from .declaration import Backend, Blocks, Pair
 
 ROUTINES = {"quant_mxfp8": "mxfp8_quantize", "quant_mxfp4": "mxfp4_quantize", "quant_nvfp4": "nvfp4_quantize"}
 """The library's routine of each operation."""
@@ -47,16 +47,15 @@ def _layout(layout: str) -> Any:
 
 
 @on_its_device
-def quant_blocks(
-    x: Tensor, element: str, rounding: str, layout: str, columns: int, global_scale: Tensor | None, inversed: bool
-) -> Pair:
+def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None) -> Pair:
     """One call of the library, its outputs as the layer has them.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    layout, eight_bits = how.layout, how.element != "e2m1"
     whole, lies = dense(torch.nn.functional.pad(x, (0, columns - x.shape[1]))), _layout(layout)
     with ONE_CALL:
-        if element != "e2m1":
+        if eight_bits:
             made = library().mxfp8_quantize(whole, layout != "linear", backend=CUDA, sf_swizzle_layout=lies)
         elif global_scale is None:
             made = library().mxfp4_quantize(whole, backend=CUDA, sfLayout=lies)
@@ -64,7 +63,7 @@ def quant_blocks(
             made = library().nvfp4_quantize(whole, global_scale.reshape(1), lies, backend=CUDA, nvfp4_4over6=None)
     q, scale = made
     memory = scale.view(torch.uint8).reshape(-1)
-    codes = q.view(torch.float8_e4m3fn if element != "e2m1" else torch.uint8)
+    codes = q.view(torch.float8_e4m3fn if eight_bits else torch.uint8)
     return codes, memory.view(x.shape[0], -1) if layout == "linear" else memory
 
 

@@ -25,7 +25,7 @@ from ..platform import Machine, current_machine
 from ..records import Problem
 from ..support import DENSE_MX, ROWWISE_CPU, TIGHT_MX, rowwise_cublas
 from ._host import dense, no_autocast_no_grad, pitched
-from .declaration import Backend, Rows, Scales
+from .declaration import Backend, Product
 
 SCALE_MULTIPLE = 4
 """The block-scaled product takes scales for a multiple of 4 rows and a multiple of 4 blocks of K: torch checks the
@@ -174,28 +174,18 @@ def grouped_scaled(
     return y
 
 
-def _of_tiles(
-    recipe: str,
-    codes: torch.dtype | None,
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    bias: Tensor | None,
-    *factors: Tensor,
-) -> None:
+def _of_tiles(recipe: str, codes: torch.dtype | None, p: Product, *factors: Tensor) -> None:
     """``F.scaled_mm`` of codes whose scales lie in 128x4 tiles, with a second scale of each operand or none."""
     from torch.nn import functional
 
     kinds, orders = functional.ScalingType, functional.SwizzleType
-    scales = [dense(side.memory) for side in (left, right)]
+    scales = [dense(side.memory) for side in (p.left, p.right)]
     if factors:
         sides = [[scale, factor] for scale, factor in zip(scales, factors, strict=True)]
         named: list[Any] = [[getattr(kinds, recipe), kinds.TensorWise], [orders.SWIZZLE_32_4_4, orders.NO_SWIZZLE]]
     else:
         sides, named = [[scale] for scale in scales], [[getattr(kinds, recipe)], [orders.SWIZZLE_32_4_4]]
-    x, w = dense(a), dense(b[0])
+    x, w = dense(p.a), dense(p.b[0])
     if codes is not None:
         x, w = x.view(codes), w.view(codes)
     y = functional.scaled_mm(
@@ -207,69 +197,40 @@ def _of_tiles(
         named[0],
         swizzle_a=named[1],
         swizzle_b=named[1],
-        bias=None if bias is None else bias.contiguous(),
-        output_dtype=out.dtype,
+        bias=None if p.bias is None else p.bias.contiguous(),
+        output_dtype=p.out.dtype,
     )
-    out.copy_(y)
+    p.out.copy_(y)
 
 
 @no_autocast_no_grad
-def mxfp8_product(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def mxfp8_product(p: Product) -> None:
     """FP8 codes with E8M0 scales of 32.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    _of_tiles("BlockWise1x32", None, a, left, b, right, out, bias)
+    _of_tiles("BlockWise1x32", None, p)
 
 
 @no_autocast_no_grad
-def nvfp4_product(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def nvfp4_product(p: Product) -> None:
     """E2M1 codes with E4M3 scales of 16; torch multiplies the sum by the product of both second scales, alpha and 1.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    factors = () if alpha is None else (alpha, torch.ones_like(alpha))
-    _of_tiles("BlockWise1x16", torch.float4_e2m1fn_x2, a, left, b, right, out, bias, *factors)
+    factors = () if p.alpha is None else (p.alpha, torch.ones_like(p.alpha))
+    _of_tiles("BlockWise1x16", torch.float4_e2m1fn_x2, p, *factors)
 
 
 @no_autocast_no_grad
-def tight(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def tight(p: Product) -> None:
     """``F.scaled_grouped_mm`` of the rows of each expert: MXFP8, or NVFP4 without second scales.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     from torch.nn import functional
 
+    a, left, b, right, out, rows, *_ = p
     assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
     four = not a.is_floating_point()
     kind = functional.ScalingType.BlockWise1x16 if four else functional.ScalingType.BlockWise1x32

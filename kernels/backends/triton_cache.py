@@ -46,7 +46,7 @@ def _raw(x: Tensor) -> Tensor:
 
 
 def _codes(x: Tensor) -> Tensor:
-    """Codes as the kernels store them: the interpreter knows no float8."""
+    """Codes as the kernels store them: the interpreter supports no float8."""
     return x.view(FP8) if library()[1] else x.view(torch.uint8)
 
 

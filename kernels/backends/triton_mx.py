@@ -23,7 +23,7 @@ from ..platform import current_machine
 from ..records import Machine, Problem
 from ..support import SPARE, shared_memory
 from ._launch import Launch, imported, loads
-from .declaration import Backend, Rows, Scales
+from .declaration import Backend, Product, Scales
 
 
 class Tile(NamedTuple):
@@ -147,21 +147,12 @@ def _values(x: Tensor, scales: Scales, k: int, mode: int, table: Tensor, groups:
     return out
 
 
-def mx_product(
-    a: Tensor,
-    left: Scales,
-    b: Tensor,
-    right: Scales,
-    out: Tensor,
-    rows: Rows | None,
-    alpha: Tensor | None,
-    bias: Tensor | None,
-    accumulate: bool,
-) -> None:
+def mx_product(p: Product) -> None:
     """The product into ``out [R, N]``; rows of no group are left alone.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    a, left, b, right, out, rows, alpha, bias, accumulate = p
     (groups, n, _), m = b.shape, a.shape[0]
     k = a.shape[1] * (2 if a.dtype is torch.uint8 else 1)
     mode, table = DENSE, out

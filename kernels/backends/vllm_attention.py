@@ -20,7 +20,7 @@ from ..errors import MissingPackageError
 from ..records import Machine, Problem, vllm_libraries
 from ..support import RANK
 from ._host import ALIGNMENT, dense, on_its_device
-from .declaration import Backend, OfHeads
+from .declaration import Attended, Backend
 
 FA3, FLASHMLA = "_vllm_fa3_C.fwd", "_flashmla_C.sparse_decode_fwd"
 PACKAGE = {FA3: "vllm_fa3", FLASHMLA: "flashmla"}
@@ -42,7 +42,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 @functools.cache
 def operator(name: str) -> Any:
-    """An operator by its name, of the library that is loaded where nobody has yet.
+    """An operator by its name, of the library, which is loaded at first use.
 
     Raises
     ------
@@ -84,20 +84,9 @@ def _strided(x: Tensor) -> Tensor:
 
 
 @on_its_device
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scales: OfHeads,
-    used: Tensor | None,
-    pages: Tensor | None,
-    sink: Tensor | None,
-    scale: float,
-    window: tuple[int, int],
-    causal: bool,
-    splits: int,
-) -> tuple[Tensor, Tensor]:
+def attention(p: Attended) -> tuple[Tensor, Tensor]:
     """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
+    q, k, v, scales, used, pages, sink, scale, window, causal, splits = p
     if used is None:
         keys = k.shape[1] * (1 if pages is None else pages.shape[1])
         used = torch.full((q.shape[0],), keys, dtype=torch.int32, device=q.device)

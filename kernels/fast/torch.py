@@ -1,11 +1,12 @@
 """torch's allocation on a GPU, its current device and stream, and its guard of tensors, without the ways around them.
 
-Releases    torch 2.11; the guard every release whose ``TensorGuards`` passes :func:`_discerning` (2.9, 2.11, 2.13 and
-            2.15 were seen to).
+Releases    torch 2.9, 2.11, 2.13 and 2.15; the guard every release whose ``TensorGuards`` passes :func:`_discerning`
+            (these were seen to).
 Checked     ``torch._C._dynamo.guards._empty_strided_cuda`` and ``torch._C._cuda_getCurrentRawStream`` are what the code
-            calls that TorchInductor generates. The first reaches the allocator of ``torch.empty`` (streams, pools and
-            graph captures as there) but no torch mode, which may count, guard or fake tensors: it is used while none is
-            active. On the device the layer's bits are the same with and without them, eager and in a captured graph.
+            calls that TorchInductor generates, as a test reads in the installed release. The first reaches the
+            allocator of ``torch.empty`` (streams, pools and graph captures as there) but no torch mode, which may
+            count, guard or fake tensors: it is used while none is active. On the device, with torch 2.11, the layer's
+            bits are the same with and without them, eager and in a captured graph; the other releases ran on none here.
             ``torch._C._cuda_getDevice`` is the body of ``torch.cuda.current_device``, which also looks whether CUDA has
             begun. ``TensorGuards`` is what a compiled graph asks of its inputs; a test changes each property of a
             tensor that it stands for.
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from ..backends.declaration import Allocate
 
-RELEASES = ("2.11.",)
+RELEASES = ("2.9.", "2.11.", "2.13.", "2.15.")
 KNOWN = torch.__version__.startswith(RELEASES) and torch.version.cuda is not None
 
 

@@ -15,7 +15,7 @@ machine take, once: a layer of UE8M0 scales is quantised again where they are no
 where the product reads packed exponents (DeepGEMM on Blackwell). A state dict has float32 scales either way. A layer
 may be made on meta, loaded later by ``load_state_dict``, with ``assign=True`` or after ``to_empty``, and called.
 
-NaN and infinity follow the quantisers (:mod:`kernels.quantize`). An input that wants a gradient is refused, in eager
+NaN and infinity follow the quantisers (:mod:`kernels.quantize`). An input that requires a gradient is refused, in eager
 calls as in compiled ones. Autocast changes nothing: the output has the dtype of the input or ``out_dtype``, where
 ``torch.nn.Linear`` would give the region's.
 
@@ -38,8 +38,9 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from .. import checks
+from .. import checks, warming
 from .. import platform as machines
+from ..backends._host import ALIGNMENT
 from ..blockscaled import block_scale, deepgemm_blockscale_linear, fp8_gemm_nt, loaded_weight
 from ..checks import FP8
 from ..context import constant, entered
@@ -48,15 +49,18 @@ from ..linear import cutlass_scaled_mm
 from ..moe_layer import silu_and_mul
 from ..plan import forced_backends, plan
 from ..quantize import per_token_group_quant_fp8, scaled_fp8_quant
-from ..records import Problem
+from ..records import FALLBACKS, Problem
+from ..repeated import PLAIN
 from ..routes import cached, dtype_name, preferring
 from ..support import BLOCK, SWITCH_M
 from .checkpoint import Checkpoint, Scheme
 from .shards import KINDS, SCALES, Layout, Shard, Span, check, fill, finite, kind_of, lay_out, share, whole
 
 PARALLEL = (None, "column", "row")
-WARM_UP = (1, SWITCH_M)
-"""Rows of the calls that compile a layer's kernels on a GPU: those of few rows, and of many."""
+UNUSED = frozenset({"name", "training", "first_expert"})
+"""Attributes of a layer on which no kernel depends."""
+WARM_UP = 2 * SWITCH_M
+"""The most rows of the calls that compile a layer's kernels on a GPU, unless others are named."""
 processing = threading.RLock()
 """Held while a layer is prepared: threads that call it first at once prepare it once."""
 
@@ -73,7 +77,7 @@ class Fp8Module(torch.nn.Module):
     ue8m0 = False
     block_scales: Mapping[str, int] = {}
     """Names of scales of 128x128 blocks, which may be packed, and K of their weights."""
-    _backend: str | None = None
+    _preferences: tuple[str | None, str | None] | None = None
     _ready: dict[str, tuple[object, ...]]
 
     @property
@@ -81,30 +85,47 @@ class Fp8Module(torch.nn.Module):
         """Backends of this layer instead of the plan's: ``torch``, or ``fp8_gemm_nt=triton_gemm,quant_group=eager``, as
         ``FP8_KERNELS_BACKEND`` names them; None: the plan's. One that cannot serve is an error of the call, which says
         why; nothing takes its place. A compiled graph plans when it runs, and refuses such a layer."""
-        return self._backend
+        return None if self._preferences is None else self._preferences[0]
 
     @backend.setter
     def backend(self, backends: str | None) -> None:
         forced_backends(backends or "")
-        self._backend = backends
+        self._prefer(backends, self.fallback)
+
+    @property
+    def fallback(self) -> str | None:
+        """What follows where a backend of this layer fails to load, or to compile in a warm-up: ``next``, ``warn`` or
+        ``refuse``, as ``FP8_KERNELS_FALLBACK`` says for the process; None: as it says. A compiled graph refuses such a
+        layer, as of :attr:`backend`."""
+        return None if self._preferences is None else self._preferences[1]
+
+    @fallback.setter
+    def fallback(self, fallback: str | None) -> None:
+        if fallback not in (None, *FALLBACKS):
+            raise OptionError(f"fallback={shown(fallback)}; it is one of {', '.join(FALLBACKS)}, or None")
+        self._prefer(self.backend, fallback)
+
+    def _prefer(self, backends: str | None, fallback: str | None) -> None:
+        self._preferences = None if backends is None and fallback is None else (backends, fallback)
 
     def _planned(self, run: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """``run`` with the backends of this layer."""
-        if self._backend is None:
+        """``run`` with the backends and the fallback of this layer."""
+        if self._preferences is None:
             return run(*operands)
         if is_compiling():
             raise OptionError(
-                f"{self.name} has backend={shown(self._backend)}, and a compiled graph plans when it runs: compile "
-                "without it, and set FP8_KERNELS_BACKEND or run the graph in kernels.routes.only"
+                f"{self.name} has backend={shown(self.backend)} and fallback={shown(self.fallback)}, and a compiled "
+                "graph plans when it runs: compile without them, and set FP8_KERNELS_BACKEND and FP8_KERNELS_FALLBACK, "
+                "or run the graph in kernels.routes.only"
             )
-        with entered(preferring(self._backend)):
+        with entered(preferring(*self._preferences)):
             return run(*operands)
 
     def _placement(self) -> Tensor:
         """The numbers that another state's must equal."""
         raise NotImplementedError
 
-    def process_weights_after_loading(self, warm_up: Sequence[int] | None = None) -> None:
+    def process_weights_after_loading(self, warm_up: int | Sequence[int] | None = None, *, tune: bool = False) -> None:
         """Prepare what was loaded for the kernels of this machine; on meta nothing is done yet.
 
         Called by ``from_checkpoint``, by hand, or by the first call, which costs that call the time and waits for the
@@ -113,20 +134,31 @@ class Fp8Module(torch.nn.Module):
         Parameters
         ----------
         warm_up
-            Numbers of rows to call the layer with, so that every kernel is compiled before serving; default: none on a
-            CPU, :data:`WARM_UP` on a GPU.
+            The most rows of a call in serving, or numbers of rows (:func:`kernels.warm_up`): the layer is called with
+            them, so that every kernel is compiled before serving; default: none on a CPU, :data:`WARM_UP` on a GPU.
+        tune
+            As of :func:`kernels.warm_up`.
 
         Raises
         ------
         OptionError
             A CUDA graph is being captured, in which nothing can be prepared.
+        NoBackendError
+            A backend failed in the warm-up, and nothing takes its place (:attr:`fallback`).
         """
         self._prepare()
         weight = self._parameters[self.fixed_parameters[0]]
         if weight is None or weight.is_meta:
             return
-        for rows in (WARM_UP if weight.is_cuda else ()) if warm_up is None else warm_up:
-            self._warm_up(checks.positive("warm_up", rows))
+        rows = (WARM_UP if weight.is_cuda else ()) if warm_up is None else warm_up
+        warming.warm_up(self._warm_up, rows, tune=tune)
+
+    def _specialisation(self) -> tuple[object, ...]:
+        """What the kernels of this layer are compiled for: layers of equal ones need one warm-up."""
+        options = ((key, value) for key, value in vars(self).items() if type(value) in PLAIN and key not in UNUSED)
+        there = ((key, p) for key, p in self._parameters.items() if p is not None)
+        weights = ((key, p.dtype, p.device, p.shape, p.data_ptr() % ALIGNMENT) for key, p in there if not p.is_meta)
+        return type(self), self._preferences, *sorted(options), *weights
 
     def _prepare(self) -> None:
         """Bring the parameters into the form that :meth:`forward` takes."""
@@ -513,7 +545,7 @@ class Fp8Linear(LinearModule):
         """
         if (
             self._bare
-            and self._backend is None
+            and self._preferences is None
             and isinstance(input, Tensor)
             and input.dtype is torch.bfloat16
             and input.dim() == 2
@@ -660,11 +692,19 @@ class Fp8Mlp(torch.nn.Module):
         return y
 
 
-def process_weights_after_loading(model: torch.nn.Module, warm_up: Sequence[int] | None = None) -> None:
-    """:meth:`Fp8Module.process_weights_after_loading` of every layer of this package in a model."""
+def process_weights_after_loading(
+    model: torch.nn.Module, warm_up: int | Sequence[int] | None = None, *, tune: bool = False
+) -> None:
+    """:meth:`Fp8Module.process_weights_after_loading` of every layer of this package in a model; of layers that need
+    the same kernels one is warmed up."""
+    warm = set[object]()
     for module in model.modules():
         if isinstance(module, Fp8Module):
-            module.process_weights_after_loading(warm_up)
+            module.process_weights_after_loading(())
+            kernels_of = module._specialisation()
+            if kernels_of not in warm:
+                module.process_weights_after_loading(warm_up, tune=tune)
+            warm.add(kernels_of)
 
 
 def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:

@@ -43,7 +43,7 @@ from ..quantize import per_token_group_quant_fp8, requantize_with_max_scale, sca
 from ..support import BLOCK
 from .checkpoint import Checkpoint, Scheme
 from .linear import Fp8Mlp, Fp8Module, static_scale
-from .shards import GEMM_COLUMNS, KINDS, Layout, Shard, check, fill, finite, lay_out, share
+from .shards import GEMM_COLUMNS, KINDS, Layout, Shard, Span, check, fill, finite, lay_out, share
 
 Router = Callable[[Tensor], tuple[Tensor, Tensor]]
 """``logits [T, E] -> (weights [T, k] float32, ids [T, k])``."""
@@ -52,7 +52,62 @@ TOP_K = 8
 """Experts of a token in a call that warms up."""
 
 
-class Fp8Experts(Fp8Module):
+class ExpertsModule(Fp8Module):
+    """The experts of a layer, or those of a rank, whatever their weights are."""
+
+    w13: torch.nn.Parameter
+    hidden: int
+    first_expert: int
+    _forward: Callable[..., Tensor]
+    """:meth:`_flattened` with its arguments checked, under the name of the class."""
+
+    def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``.
+
+        ``input`` ``[T, H]``, ``topk_weights`` and ``topk_ids`` ``[T, top_k]``.
+
+        Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
+        """
+        return self._forward(input, topk_weights, topk_ids)
+
+    def _flattened(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        return self._planned(self._of_rows, input, topk_weights, topk_ids)
+
+    def _of_rows(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        self._check_input(input)
+        if not is_compiling():
+            self._prepare()
+        return self._compute(*(t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))).view(input.shape)
+
+    def _compute(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """``[T, H]`` of ``x [T, H]``, weights and ids ``[T, top_k]``."""
+        raise NotImplementedError
+
+    def _check_input(self, input: Tensor) -> None:
+        """Refuse what is not ``[..., H]`` of a wide dtype."""
+        checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
+        if input.dim() < 1 or input.shape[-1] != self.hidden:
+            raise ShapeError(f"the input of {self.name} is {list(input.shape)}; it is [..., H] with H={self.hidden}")
+
+    def _warm_up(self, rows: int) -> None:
+        """Every token goes to the first experts of this rank, as many as a token could."""
+        device = self.w13.device
+        ids = torch.arange(min(TOP_K, self.w13.shape[0]), device=device).expand(rows, -1) + self.first_expert
+        x = torch.zeros(rows, self.hidden, dtype=torch.bfloat16, device=device)
+        self(x, torch.ones(ids.shape, dtype=torch.float32, device=device), ids)
+
+
+def experts_of(name: str, count: int, parallel: str, rank: int, world: int) -> Span:
+    """The experts of a rank: its share of ``count`` where whole ones are split, else all.
+
+    Raises OptionError.
+    """
+    if parallel not in PARALLEL:
+        raise OptionError(f"parallel={shown(parallel)}; experts are split by {' or by '.join(PARALLEL)}")
+    return share(name, "experts", count, rank, world) if parallel == "expert" else (0, count)
+
+
+class Fp8Experts(ExpertsModule):
     """The experts of a layer, or those of a rank.
 
     Parameters
@@ -178,40 +233,18 @@ class Fp8Experts(Fp8Module):
             self._load_powers("w13", loaded_experts)
             self._load_powers("w2", loaded_experts)
 
-    def _warm_up(self, rows: int) -> None:
-        """Every token goes to the first experts of this rank, as many as a token could."""
-        device = self.w13.device
-        ids = torch.arange(min(TOP_K, self.w13.shape[0]), device=device).expand(rows, -1) + self.first_expert
-        x = torch.zeros(rows, self.hidden, dtype=torch.bfloat16, device=device)
-        self(x, torch.ones(ids.shape, dtype=torch.float32, device=device), ids)
+    _forward = checks.checked(name="Fp8Experts")(ExpertsModule._flattened)
 
     def _check_input(self, input: Tensor) -> None:
-        """Refuse what is not ``[..., H]`` of a wide dtype."""
-        checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
-        if input.dim() < 1 or input.shape[-1] != self.hidden:
-            raise ShapeError(f"the input of {self.name} is {list(input.shape)}; it is [..., H] with H={self.hidden}")
+        super()._check_input(input)
         if self.pipeline is not None:
             checks.dtype(f"the input of {self.name} ({self.pipeline})", input, torch.bfloat16)
 
-    @checks.checked(name="Fp8Experts")
-    def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``.
-
-        ``input`` ``[T, H]``, ``topk_weights`` and ``topk_ids`` ``[T, top_k]``.
-
-        Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
-        """
-        return self._planned(self._compute, input, topk_weights, topk_ids)
-
-    def _compute(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        self._check_input(input)
-        x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
+    def _compute(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         if self.pipeline is not None:
-            return self._by_pipeline(self.pipeline, x, weights, ids).view(input.shape)
-        if not is_compiling():
-            self._prepare()
+            return self._by_pipeline(self.pipeline, x, weights, ids)
         run = partial(moe_block_scaled, ue8m0=self.ue8m0) if self.kind == "block" else moe_per_token
-        y = run(
+        return run(
             x,
             self.w13,
             self.w13_scale,
@@ -225,7 +258,6 @@ class Fp8Experts(Fp8Module):
             round_silu=self.round_silu,
             out_dtype=self.out_dtype,
         )
-        return y.view(input.shape)
 
     def _by_pipeline(self, pipeline: str, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """``[T, H]`` bf16; quantises where the library's layer takes codes, and merges scales where it takes products
@@ -290,10 +322,8 @@ class Fp8Experts(Fp8Module):
             pipeline's.
         """
         row = None if pipeline is None else _row(name, pipeline)
-        if parallel not in PARALLEL:
-            raise OptionError(f"parallel={shown(parallel)}; experts are split by {' or by '.join(PARALLEL)}")
+        first, end = experts_of(name, experts, parallel, rank, world)
         source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
-        first, end = share(name, "experts", experts, rank, world) if parallel == "expert" else (0, experts)
         part = (rank, world) if parallel == "tensor" else (0, 1)
         loaded = [_expert(source, f"{name}.{number}", row, *part) for number in range(first, end)]
         w13, w13_scale = _stacked([up for up, _ in loaded], torch.device(device))

@@ -11,7 +11,7 @@ tiles of 128x4 that the instructions read; before, row by row as in a checkpoint
 Nothing else is derived from a value: ``alpha`` is multiplied in every call, so that a scale which is written is
 followed.
 
-NaN and infinity follow the quantisers and the product. An input that wants a gradient is refused, and autocast changes
+NaN and infinity follow the quantisers and the product. An input that requires a gradient is refused; autocast changes
 nothing (:mod:`kernels.nn.linear`).
 
 Not covered: experts (:mod:`kernels.nn.mx_experts`); weight-only schemes; rotations; K that is no multiple of a block.

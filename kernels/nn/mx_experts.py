@@ -14,7 +14,7 @@ the bias of the second product is rank 0's.
 
 Not covered: weights with inputs in bf16, gate and up under different scales of their tensor, the exchange of tokens.
 
-NaN in a row makes the row of its token NaN. Inputs that want gradients are refused.
+NaN in a row makes the row of its token NaN. Inputs that require gradients are refused.
 Source: gpt-oss (``mxfp4``), compressed-tensors, ModelOpt; vLLM (fused_moe layer).
 """
 
@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from .. import checks
 from ..errors import CheckpointError, InputError, OptionError, ShapeError, shown
@@ -34,7 +33,7 @@ from ..layout import align
 from ..mx_blocks import FORMATS
 from ..mx_moe import OWN, moe_block_experts
 from .checkpoint import Checkpoint, Scheme
-from .moe import PARALLEL, TOP_K
+from .moe import ExpertsModule, experts_of
 from .mx import MxModule, bits, cut, scalars, stored
 from .shards import Source, Span, share, whole
 
@@ -56,7 +55,7 @@ SWIGLUOAI = Activation(1.702, 1.0, 7.0)
 """gpt-oss."""
 
 
-class MxExperts(MxModule):
+class MxExperts(MxModule, ExpertsModule):
     """The experts of a layer, or those of a rank.
 
     Parameters
@@ -175,30 +174,9 @@ class MxExperts(MxModule):
         behind = align(self.columns[weight], ALIGNMENT) // each - x.shape[-1]
         return torch.nn.functional.pad(x.view(torch.uint8), (0, behind)).view(x.dtype) if behind else x
 
-    def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``.
+    _forward = checks.checked(name="MxExperts")(ExpertsModule._flattened)
 
-        ``input`` ``[T, H]``, ``topk_weights`` and ``topk_ids`` ``[T, top_k]``.
-
-        Raises DtypeError, InputError, LayoutError, OptionError, ShapeError.
-        """
-        return self._forward(input, topk_weights, topk_ids)
-
-    @checks.checked(name="MxExperts")
-    def _forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        return self._planned(self._compute, input, topk_weights, topk_ids)
-
-    def _check_input(self, input: Tensor) -> None:
-        """Refuse what is not ``[..., H]`` of a wide dtype."""
-        checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
-        if input.dim() < 1 or input.shape[-1] != self.hidden:
-            raise ShapeError(f"the input of {self.name} is {list(input.shape)}; it is [..., H] with H={self.hidden}")
-
-    def _compute(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        self._check_input(input)
-        if not is_compiling():
-            self._prepare()
-        x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
+    def _compute(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         y: Tensor = moe_block_experts(
             x,
             self.w13,
@@ -215,7 +193,7 @@ class MxExperts(MxModule):
             out_dtype=self.out_dtype,
             **self._of_nvfp4(),
         )
-        return y.view(input.shape)
+        return y
 
     def _of_nvfp4(self) -> dict[str, Any]:
         """The factors that follow from the scales of tensors, in every call, so that one which is written is
@@ -240,13 +218,6 @@ class MxExperts(MxModule):
         super()._prepare()
         if not self.w13.is_meta:
             self._activated(self.w13.device)
-
-    def _warm_up(self, rows: int) -> None:
-        """Every token goes to the first experts of this rank, as many as a token could."""
-        device = self.w13.device
-        ids = torch.arange(min(TOP_K, self.experts), device=device).expand(rows, -1) + self.first_expert
-        x = torch.zeros(rows, self.hidden, dtype=torch.bfloat16, device=device)
-        self(x, torch.ones(ids.shape, dtype=torch.float32, device=device), ids)
 
     def _placement(self) -> Tensor:
         """The kind, the first expert and the extents."""
@@ -302,15 +273,13 @@ class MxExperts(MxModule):
         CheckpointError, OptionError, ShapeError
             A tensor is missing, or the experts are quantised in a way that is not read here.
         """
-        if parallel not in PARALLEL:
-            raise OptionError(f"parallel={shown(parallel)}; experts are split by {' or by '.join(PARALLEL)}")
         source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
         reader: Callable[[Checkpoint, str], _Stored] = _Fused if f"{name}.gate_up_proj_blocks" in source else _Apart
         whole_layer: _Stored = reader(source, name)
         count = whole_layer.experts if experts is None else experts
         if count != whole_layer.experts:
             raise CheckpointError(f"{name} has {whole_layer.experts} experts, not {count}")
-        first, end = share(name, "experts", count, rank, world) if parallel == "expert" else (0, count)
+        first, end = experts_of(name, count, parallel, rank, world)
         blocks = whole_layer.blocks
         span = share(name, "blocks", blocks, rank, world) if parallel == "tensor" else (0, blocks)
         loaded = [whole_layer.expert(number, span) for number in range(first, end)]

@@ -29,6 +29,7 @@ NOT_ROUTINES = {
     "prepare_fp8_gemm_nt": "bits compared with fp8_gemm_nt in tests/kernels/test_blockscaled.py",
     "prepare_blockscale_linear": "bits compared with dynamic_flashinfer_deepgemm_blockscale_gemm there",
     "explain": "the decisions of a layer, in words",
+    **dict.fromkeys(("warm_up", "rows_to_warm_up", "compilations"), "calls others; tests/kernels/test_warming.py"),
     "trace": "counts of calls, compared in tests/kernels/test_nn_loading.py",
     "moe_per_token": "compared with float64 in tests/kernels/test_moe.py",
     "route_by_method": "judged inside trtllm_fp8_block_scale_moe and its per-tensor twin",

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernels import fused
+from kernels import fused, mx_blocks
 from kernels.backends import triton_fused
 from kernels.backends.triton_quant import BACKEND
 from kernels.verbs import SERVED
@@ -39,6 +39,16 @@ NORMS = {
     "rms_norm_per_block_quant/f16-e4m3/1x128/m=3,h=384": ("residual=1/", "columns=1/", "group=64/"),
     "mla_rope_quantize_fp8/f16-e4m3/tensor/t=3,h=4,d=16,n=48": ("", "neox=0/"),
 }
+BLOCKS = {
+    # blocks that share a scale byte, of silu and of the rows of experts; float32 is judged by its intervals
+    "silu_and_mul_nvfp4_quantize/bf16/1x16/m=17,k=192": ("", "layout=8x4/", "layout=linear/", "global=inf/"),
+    "silu_and_mul_nvfp4_quantize/f32/1x16/m=17,k=192": ("",),
+    "silu_and_mul_scaled_fp4_experts_quant/bf16/1x16/g=4,m=140,k=192": ("", "placement=flashinfer/"),
+    "silu_and_mul_scaled_nvfp4_experts_quantize/bf16/1x16/g=4,m=37,k=192": ("",),
+    "silu_and_mul_mxfp4_experts_quant/bf16/1x32/g=4,m=140,k=192": ("", "placement=flashinfer/"),
+    "silu_and_mul_mxfp4_experts_quant/f32/1x32/g=4,m=140,k=192": ("",),
+    "mxfp4_experts_quant/bf16/1x32/g=4,m=140,k=192": ("",),
+}
 FAMILIES = ("randn", "ties", "special", "nan", "range")
 
 
@@ -47,6 +57,10 @@ def ids() -> Iterator[str]:
         for option in options:
             for family in FAMILIES[: 4 if "rope" in head else 5]:
                 yield f"{head}/{option}family={family}/seed=5"
+    for head, options in BLOCKS.items():
+        for option in options:
+            for family in ("randn", "steps", "heavy"):
+                yield f"{head}/{option}family={family}/seed=1"
 
 
 def run(text: str) -> str:
@@ -64,5 +78,5 @@ def interpreted(op: str, device: torch.device, *key: Any) -> Any:
 
 if __name__ == "__main__":
     assert triton_fused.library()[1] is False, "run with TRITON_INTERPRET=1"
-    fused.route = interpreted
+    fused.route = mx_blocks.route = interpreted
     print(json.dumps({text: run(text) for text in ids()}))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels.backends import _host, eager, triton_quant
+from kernels.backends.declaration import Blocks
 
 warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
 FP8 = torch.float8_e4m3fn
@@ -57,12 +58,17 @@ def shared() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor
     """Blocks that share a scale byte: elements, roundings, layouts, zeros behind the values, factors."""
 
     def both(
-        x: torch.Tensor, element: str, rounding: str, layout: str, behind: int = 0, g: object = None, inv: bool = False
+        x: torch.Tensor,
+        element: str,
+        rounding: str,
+        layout: str,
+        behind: int = 0,
+        g: torch.Tensor | None = None,
+        inv: bool = False,
+        gated: bool = False,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        made = [
-            b.BACKEND.quant_blocks(x, element, rounding, layout, x.shape[1] + behind, g, inv)
-            for b in (triton_quant, eager)
-        ]
+        how, columns = Blocks(element, rounding, layout, inv, gated), (x.shape[1] >> gated) + behind
+        made = [b.BACKEND.quant_blocks(x, how, columns, g) for b in (triton_quant, eager)]
         return made[0], made[1]
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -83,6 +89,32 @@ def shared() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor
                     given = x if len(g) == 1 else far
                     named = f"nvfp4 {inv} {float(g[0]):.3g} {layout} {dtype}"
                     yield named, *both(given, "e2m1", "rceil", layout, 0, g, inv)
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.cat([hostile(9, 96, dtype), hostile(9, 96, torch.float32).flip(0).to(dtype)], 1)
+        for layout in ("linear", "8x4", "128x4"):
+            for element in ("e4m3", "e5m2", "e2m1"):
+                yield f"silu {element} {layout} {dtype}", *both(x, element, "rceil", layout, gated=True)
+            for inv in (False, True):
+                g = torch.tensor([0.03 if inv else 33.0])
+                yield f"silu nvfp4 {inv} {layout} {dtype}", *both(x, "e2m1", "rceil", layout, 0, g, inv, True)
+        yield f"silu experts {dtype}", *both(x, "e2m1", "even_of_finite", "linear", gated=True)
+        for y in (hostile(9, 96, dtype), extreme(dtype)):
+            yield f"experts {dtype} {len(y)}", *both(y, "e2m1", "even_of_finite", "linear")
+        yield f"silu zeros behind {dtype}", *both(x, "e4m3", "rceil", "128x4", 64, gated=True)
+        rows = torch.rand(9) * 30 + 1
+        yield f"silu rows {dtype}", *both(x, "e2m1", "rceil", "linear", 0, rows, False, True)
+    x = hostile(7, 192, torch.bfloat16)
+    swapped = torch.cat([x[:, 96:], x[:, :96]], 1)
+    yield (
+        "sabotaged: even of all",
+        both(hostile(9, 96, torch.bfloat16), "e2m1", "even_of_finite", "linear")[0],
+        both(hostile(9, 96, torch.bfloat16), "e2m1", "even", "linear")[1],
+    )
+    yield (
+        "sabotaged: up and gate",
+        both(x, "e4m3", "rceil", "linear", gated=True)[0],
+        both(swapped, "e4m3", "rceil", "linear", gated=True)[1],
+    )
     yield "zeros behind", *both(hostile(5, 96, torch.bfloat16), "e4m3", "rceil", "128x4", 160)
     yield "pitch of blocks", *both(hostile(5, 256, torch.bfloat16)[:, 32:96], "e4m3", "rceil", "128x4")
     x = hostile(7, 96, torch.float32)

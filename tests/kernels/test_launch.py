@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.backends import _launch, triton_linear, triton_quant
+from kernels.backends import _launch, triton_linear, triton_mx_quant, triton_quant
+from kernels.backends.declaration import Blocks
 from kernels.config import Config, use_config
 from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast
@@ -21,19 +22,30 @@ pytestmark = pytest.mark.interpreter
 
 GRID = ("gridX", "gridY", "gridZ", "stream", "function")
 HANDED_ON = ("packed_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook")
+MODES, SCRATCH = ("launch_cooperative_grid", "launch_pdl"), ("global_scratch", "profile_scratch")
+COMPILED = (*GRID, *MODES, *SCRATCH, *HANDED_ON)
+DESCRIBED = (*GRID, *MODES, *HANDED_ON, *SCRATCH, "arg_annotations", "kernel_signature")
 LAUNCH_ARGUMENTS = {
-    # release: positional parameters of the compiled ``launch`` before those of the kernel. Read from the wheels of
-    # PyPI: triton/backends/nvidia/driver.py, CudaLauncher.__call__ and the PyArg_ParseTuple of make_launcher.
-    "3.5.1": (*GRID, "launch_cooperative_grid", "launch_pdl", "global_scratch", "profile_scratch", *HANDED_ON),
-    "3.6.0": (*GRID, "launch_cooperative_grid", "launch_pdl", "global_scratch", "profile_scratch", *HANDED_ON),
+    # release: positional parameters of ``launch`` before those of the kernel, which the latter kind takes as one tuple.
+    # Read from the wheels of PyPI: triton/backends/nvidia/driver.py, CudaLauncher.__call__, and the PyArg_ParseTuple of
+    # make_launcher, from 3.7 on that of launchKernel in driver.c.
+    **dict.fromkeys(("3.5.1", "3.6.0"), COMPILED),
+    **dict.fromkeys(("3.7.0", "3.7.1", "3.8.0", "3.9.0"), DESCRIBED),
 }
 NO_HOOKS: dict[str, object] = dict.fromkeys(HANDED_ON[1:])
 VALUES: dict[str, object] = {
     **dict(zip(GRID, (3, 1, 1, 7, "function"), strict=True)),
     **{"launch_cooperative_grid": "cooperative", "launch_pdl": "pdl", "packed_metadata": "metadata"},
     **{"global_scratch": None, "profile_scratch": None, **NO_HOOKS},
+    **{"arg_annotations": "annotations", "kernel_signature": b"signature"},
 }
 PARAMETERS = ("pointer", 48, 32)
+
+
+def handed_over(release: str) -> tuple[object, ...]:
+    """The arguments of one start in a release."""
+    names = LAUNCH_ARGUMENTS[release]
+    return (*(VALUES[name] for name in names), *((PARAMETERS,) if names is DESCRIBED else PARAMETERS))
 
 
 class Started(list[tuple[object, ...]]):
@@ -54,6 +66,7 @@ def launcher(scratch: int = 0, profile: int = 0) -> Any:
     class Launcher(Started):
         launch, launch_cooperative_grid, launch_pdl = Started(), "cooperative", "pdl"
         global_scratch_size, profile_scratch_size = scratch, profile
+        arg_annotations, kernel_signature = VALUES["arg_annotations"], VALUES["kernel_signature"]
 
     return Launcher()
 
@@ -95,18 +108,36 @@ def test_a_known_release_is_started_past_its_launcher(monkeypatch: pytest.Monkey
     run = launcher()
     start(run)
     assert list(run) == []
-    assert run.launch == [(*(VALUES[name] for name in LAUNCH_ARGUMENTS[release]), *PARAMETERS)]
+    assert run.launch == [handed_over(release)]
 
 
 @pytest.mark.parametrize(
     ("release", "scratch", "profile"),
-    [("3.4.0", 0, 0), ("3.6.1", 0, 0), ("3.7.0", 0, 0), ("3.60.0", 0, 0), ("3.6.0", 64, 0), ("3.6.0", 0, 8)],
+    [
+        ("3.4.0", 0, 0),
+        ("3.6.1", 0, 0),
+        ("3.10.0", 0, 0),
+        ("3.60.0", 0, 0),
+        ("3.6.0", 64, 0),
+        ("3.9.0", 64, 0),
+        ("3.6.0", 0, 8),
+        ("3.9.0", 0, 8),
+    ],
 )
 def test_elsewhere_triton_starts_it(monkeypatch: pytest.MonkeyPatch, release: str, scratch: int, profile: int) -> None:
     """Of a release that was not read, and where scratch memory is to be allocated."""
     with_triton(monkeypatch, release)
     run = launcher(scratch, profile)
     assert fast.starter(ready(run)) is None and run.launch == [] and list(run) == []
+
+
+@pytest.mark.parametrize("release", ["3.8.0", "3.9.0"])
+def test_a_sanitised_kernel_is_started_by_triton(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    """Its launcher appends the sanitiser's parameters."""
+    with_triton(monkeypatch, release)
+    run = launcher()
+    run.gsan_enabled = True
+    assert fast.starter(ready(run)) is None
 
 
 class TestAgain:
@@ -121,15 +152,18 @@ class TestAgain:
         seen: list[str] = []
         run = launcher()
         made: list[tuple[object, ...]] = []
-        run.__class__.launch = staticmethod(lambda *arguments: seen.append("started") or made.append(arguments))
+        run.__class__.launch = staticmethod(
+            lambda *arguments: seen.append("started") or made.append((*arguments[:-1], *arguments[-1]))
+        )
         monkeypatch.setattr(_launch.Launch, "_by_triton", lambda *_: seen.append("by Triton") or ready(run))
         here = _launch.Launch.here
         monkeypatch.setattr(_launch.Launch, "here", lambda *given: seen.append("looked at") or here(*given))
         monkeypatch.setattr(fast_torch, "STREAM", lambda index: 7)
         monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
         self.runtime, self.made = runtime, made
-        for module, names in ((triton_quant, "_prepared _group_quantiser"), (triton_linear, "_prepared _sum")):
-            kernels = SimpleNamespace(group_kernel=None, linear_kernel=None, sum_kernel=None)
+        quantisers = (triton_quant, "_prepared _group_quantiser"), (triton_mx_quant, "_prepared")
+        for module, names in (*quantisers, (triton_linear, "_prepared _sum")):
+            kernels = SimpleNamespace(group_kernel=None, block_kernel=None, linear_kernel=None, sum_kernel=None)
             monkeypatch.setattr(module, "library", lambda kernels=kernels: (kernels, True))
             monkeypatch.setattr(module, "allocator", lambda device: OnGpu.allocate)
             for name in names.split():
@@ -153,8 +187,35 @@ class TestAgain:
         x = OnGpu.of(40, 512)
         known = [self.quantise(x, layout) for _ in range(4)]
         assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
+        first = len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
         for arguments, right in zip(self.made, known[1:], strict=True):
-            assert arguments[:4] == (programs, 1, 1, 7) and arguments[len(LAUNCH_ARGUMENTS["3.6.0"]) :][:6] == right
+            assert arguments[:4] == (programs, 1, 1, 7) and arguments[first:][:6] == right
+
+    @pytest.mark.parametrize("layout", ["128x4", "linear"])
+    @pytest.mark.parametrize("element", ["e4m3", "e5m2", "e2m1", "nvfp4"])
+    def test_blocks_start_the_same(self, starts: list[str], element: str, layout: str) -> None:
+        """The quantisers whose blocks share a scale byte: pointers, programs and integers of both ways."""
+        g = OnGpu.of(1).float() if element == "nvfp4" else None
+        how = Blocks("e2m1" if g is not None else element, "rceil", layout, False, False)
+        x, other = OnGpu.of(40, 512), OnGpu.of(40, 1024)[:, :512]
+
+        def quantise(x: torch.Tensor) -> tuple[object, ...]:
+            q, scale = triton_mx_quant.quant_blocks(x, how, 512, g)
+            assert q.shape == (40, 512 >> (how.element == "e2m1")) and scale.dtype is torch.uint8
+            blocks = 512 // (16 if g is not None else 32)
+            assert scale.shape == ((40, blocks) if layout == "linear" else (128 * blocks,))
+            pointers = x.data_ptr(), (x if g is None else g).data_ptr(), q.data_ptr(), scale.data_ptr()
+            return *pointers, 40, blocks, blocks, x.stride(0), 0
+
+        known = [quantise(x) for _ in range(4)]
+        assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
+        first = len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
+        for arguments, right in zip(self.made, known[1:], strict=True):
+            assert arguments[first:][:9] == right and arguments[1:4] == (1, 1, 7)
+        assert len({arguments[0] for arguments in self.made}) == 1
+        starts.clear()
+        quantise(other)
+        assert "looked at" in starts
 
     def test_what_differs_is_looked_at(self, starts: list[str]) -> None:
         x, runtime = OnGpu.of(64, 512), self.runtime
@@ -199,7 +260,7 @@ class TestAgain:
             return "looked at" in starts
 
         assert [looked_at(x, w, scale) for _ in range(4)] == [True, True, False, False]
-        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS["3.6.0"])
+        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
         for looked, again in zip(self.made[-3 * launches :][:launches], self.made[-launches:], strict=True):
             pointers = slice(first, first + (4 if looked is self.made[-3 * launches] else 2))
             assert len(looked) == len(again)
@@ -233,8 +294,11 @@ class TestInstalled:
     @pytest.fixture(autouse=True)
     def no_hooks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of profilers; a release may hold an empty chain of them, which the compiled ``launch`` would call."""
+        from triton.runtime import driver
+
         runtime = fast._knobs()[0]
         assert not fast.modes()[0]
+        monkeypatch.setattr(driver, "_active", SimpleNamespace())  # from 3.8 on the launcher asks for one
         monkeypatch.setattr(runtime, "launch_enter_hook", None)
         monkeypatch.setattr(runtime, "launch_exit_hook", None)
 
@@ -242,12 +306,17 @@ class TestInstalled:
         from triton.backends.nvidia.driver import CudaLauncher
         from triton.compiler.compiler import CompiledKernel
 
-        run, kernel, started = object.__new__(CudaLauncher), object.__new__(CompiledKernel), Started()
+        class Loaded(CompiledKernel):  # type: ignore[misc]
+            def __del__(self) -> None:
+                """No module was loaded that could be unloaded."""
+
+        run, kernel, started = object.__new__(CudaLauncher), object.__new__(Loaded), Started()
         run.launch, run.launch_cooperative_grid, run.launch_pdl = started, "cooperative", "pdl"
         run.num_ctas, run.global_scratch_align, run.profile_scratch_align = 1, 1, 1
         run.global_scratch_size = run.profile_scratch_size = 0
+        run.arg_annotations, run.kernel_signature = VALUES["arg_annotations"], VALUES["kernel_signature"]
+        run.gsan_enabled = False
         kernel.module, kernel._run, kernel.src = "loaded", run, None
-        kernel._module_pid = None  # from Triton 3.9 on: the process that loaded the module and is to unload it
         kernel.function, kernel.packed_metadata = VALUES["function"], VALUES["packed_metadata"]
         return kernel, started
 
@@ -274,4 +343,4 @@ class TestInstalled:
             pytest.skip(f"Triton {triton.__version__} is started by its launcher")
         kernel, started = self.kernel()
         kernel[(3, 1, 1)](*PARAMETERS, stream=VALUES["stream"])
-        assert started == [(*(VALUES[name] for name in LAUNCH_ARGUMENTS[triton.__version__]), *PARAMETERS)]
+        assert started == [handed_over(triton.__version__)]

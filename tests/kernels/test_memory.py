@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -60,6 +63,18 @@ def test_not_taken_elsewhere(shortest: object, monkeypatch: pytest.MonkeyPatch) 
 def test_torch_gives_what_was_asked_for() -> None:
     made = _host.allocator(torch.device("cpu"))((3, 4), (1, 5), torch.float8_e4m3fn)
     assert (made.shape, made.stride(), made.dtype) == ((3, 4), (1, 5), torch.float8_e4m3fn)
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith(fast.RELEASES), reason=f"torch {torch.__version__} is called by its public names"
+)
+def test_what_is_called_is_what_inductor_generates() -> None:
+    """In the installed release: the names that the compiled code of every user calls, and the body of the device's."""
+    codegen = Path(torch.__file__).parent / "_inductor" / "codegen"
+    text = "".join((codegen / name).read_text() for name in ("wrapper.py", "cuda/device_op_overrides.py"))
+    named = {"torch._C._dynamo.guards._empty_strided_cuda", "from torch._C import _cuda_getCurrentRawStream"}
+    assert {name for name in (*named, "torch._C._no_such_call") if name in text} == named
+    assert inspect.getsource(torch.cuda.current_device).rstrip().endswith("return torch._C._cuda_getDevice()")
 
 
 def test_only_known_releases_are_bypassed() -> None:

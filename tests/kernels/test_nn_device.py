@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import checkpoints as cp
@@ -24,6 +25,7 @@ from oracle.verdict.compare import Status
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU here")
 DEVICE, ARCH = "cuda", "sm90"
 MOE, ATTENTION = "model.layers.2.mlp", "model.layers.0.self_attn"
+ONE = torch.ones(1)
 GOOD = (Status.PASSED, Status.MISTRUSTED)
 
 
@@ -285,3 +287,21 @@ class TestAfterLoading:
         if kind == "nvfp4":
             given |= {"global_scale_a": twice["input_scale"], "global_scale_b": twice["weight_scale_2"]}
         assert get("scaled_mm").judge(given, layer(x), arch=ARCH, numerics=None).status in GOOD
+
+
+@pytest.mark.parametrize("kind", ["block", "channel", "mxfp8", "nvfp4"])
+def test_nothing_compiles_in_serving(kind: str) -> None:
+    """After a warm-up for so many rows, by the hook on Triton's compiler."""
+    most, k = 160, 512
+    if kind in ("block", "channel"):
+        layer: nn.Fp8Linear | nn.MxLinear = nn.Fp8Linear(*cp.linear(256, k, 1, kind))
+    else:
+        one = {"weight_scale_2": torch.ones(1), "input_scale": torch.ones(1)} if kind == "nvfp4" else {}
+        quantised = kernels.mxfp8_quantize if kind == "mxfp8" else partial(kernels.nvfp4_quantize, global_scale=ONE)
+        layer = nn.MxLinear(*quantised(torch.randn(256, k).bfloat16(), layout="linear"), kind=kind, **one)
+    layer = layer.to(DEVICE)
+    layer.process_weights_after_loading(warm_up=most)
+    with kernels.compilations() as compiled:
+        for rows in range(1, most + 1):
+            layer(data(rows, k))
+    assert compiled == []

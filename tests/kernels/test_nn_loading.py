@@ -283,7 +283,7 @@ def test_warm_up() -> None:
     layer.process_weights_after_loading()
     layer.process_weights_after_loading(warm_up=(1, 40))
     assert rows == [1, 40]
-    with pytest.raises(KernelError, match="warm_up"):
+    with pytest.raises(KernelError, match="rows must be a positive integer"):
         layer.process_weights_after_loading(warm_up=(0,))
     codes, scales = cp.linear(256, 128, 1, "channel"), cp.linear(128, 128, 1, "channel")
     w13, w13_scale = codes[0][None].repeat(2, 1, 1), codes[1].view(1, -1).repeat(2, 1)
@@ -322,12 +322,13 @@ def test_a_layer_has_its_own_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_layer_of_a_model_is_processed() -> None:
-    layers = [nn.Fp8Linear(*cp.linear(N, K, seed, "block")) for seed in range(2)]
-    rows = list[int]()
+    """Of two that need the same kernels one is warmed up."""
+    layers = [nn.Fp8Linear(*cp.linear(n, K, seed, "block")) for seed, n in enumerate((N, N, 2 * N))]
+    rows = list[tuple[int, int]]()
     for layer in layers:
-        layer.register_forward_hook(lambda _, inputs, output: rows.append(inputs[0].shape[0]))
+        layer.register_forward_hook(lambda _, inputs, output: rows.append((inputs[0].shape[0], output.shape[1])))
     nn.process_weights_after_loading(torch.nn.Sequential(*layers), warm_up=(2,))
-    assert rows == [2, 2]
+    assert rows == [(2, N), (2, 2 * N)]
 
 
 @pytest.mark.parametrize("kind", ["block", "channel"])

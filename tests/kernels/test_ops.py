@@ -1,6 +1,8 @@
 """Custom operators: opcheck, and the M switch under torch.compile."""
 
+import contextvars
 import shutil
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -231,6 +233,77 @@ def test_no_verb_decides_inside_a_graph(name: str) -> None:
     for y, z in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         assert y.dtype is z.dtype and torch.equal(y.flatten().view(torch.uint8), z.flatten().view(torch.uint8))
     assert len(graphs) == 1 and f"torch.ops.fp8_kernels.{operator_calls('cpu')[name][0]}(" in graphs[0]
+
+
+def values(made: object, operands: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The bits of what an operator gives and of what it may have written into."""
+    return [t.flatten().view(torch.uint8) for t in tree_leaves((made, operands)) if isinstance(t, torch.Tensor)]
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def test_other_bits_are_seen() -> None:
+    """The negative test of the two below: a bit, a tensor that is missing, and -0."""
+    x = torch.tensor([0.0, 1.0])
+    right = values((x,), (x,))
+    assert same(right, values((x.clone(),), (x,)))
+    assert not same(right, values((x,), ())) and not same(right, values((torch.tensor([-0.0, 1.0]),), (x,)))
+
+
+class Exported(torch.nn.Module):
+    """An operator with its options, for operands that are tensors."""
+
+    def __init__(self, op: Any, operands: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.op, self.operands = op, [None if isinstance(x, torch.Tensor) else x for x in operands]
+        self.tensors = [i for i, x in enumerate(operands) if isinstance(x, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> object:
+        whole = list(self.operands)
+        for i, x in zip(self.tensors, tensors, strict=True):
+            whole[i] = x
+        return self.op(*whole)
+
+
+@pytest.mark.turns(4)
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("name", NAMES)
+def test_export(name: str) -> None:
+    """One operator in the exported program, which has the bits of the call, also of what is written into."""
+    op, operands = operator_of(name), placed(name)
+    layer = Exported(op, operands)
+    flat = tuple(x for x in operands if isinstance(x, torch.Tensor))
+    program = torch.export.export(layer, flat, strict=False)
+    assert [n for n in program.graph.nodes if str(op) in (str(n.target), *map(str, n.args))]
+    right, exported = placed(name), placed(name)
+    expected = op(*right)
+    found = program.module()(*(x for x in exported if isinstance(x, torch.Tensor)))
+    assert same(values(found, exported), values(expected, right))
+
+
+@pytest.mark.turns(4)
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("name", NAMES)
+def test_threads(name: str) -> None:
+    """Several threads make the first calls of a process at once, each on operands of its own: the bits of one call."""
+    op, right = operator_of(name), placed(name)
+    expected = values(op(*right), right)
+    gate, made = threading.Barrier(4), list[list[torch.Tensor]]()
+
+    def call(*rounds: tuple[Any, ...]) -> None:
+        gate.wait()
+        made.extend(values(op(*operands), operands) for operands in rounds)
+
+    with context.use():
+        inside = [contextvars.copy_context() for _ in range(4)]
+        threads = [threading.Thread(target=each.run, args=(call, placed(name), placed(name))) for each in inside]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(made) == 8 and all(same(found, expected) for found in made)
 
 
 @pytest.mark.sampled(1)

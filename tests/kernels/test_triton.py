@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ triton = pytest.importorskip("triton", reason="Triton is not installed; the tox 
 import triton.language as tl  # noqa: E402  # only where Triton is installed
 from ptx import divides_truly, ptx_of  # noqa: E402
 
+import kernels  # noqa: E402
 from kernels import context  # noqa: E402
 from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx_quant, triton_quant  # noqa: E402
+from kernels.backends.declaration import Blocks  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
 from kernels.fast import torch as fast_torch  # noqa: E402
 from kernels.fast import triton as fast  # noqa: E402
@@ -47,7 +50,7 @@ def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
 
 def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
     """Negative tests: a different floor, a different limit of 448/amax, another rounding of a shared exponent."""
-    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 3
+    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 5
 
 
 TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "EPS": 0x2EDBE6FF, "NATIVE": True}  # 1e-10
@@ -64,10 +67,11 @@ KERNELS = {
 }
 BLOCKS = {
     # what the quantiser of shared scale bytes is prepared for: type of its codes, and whether it divides
-    ("e4m3", "rceil", "128x4", False, False): ("*fp8e4nv", False),
-    ("e5m2", "even", "8x4", False, False): ("*u8", False),
-    ("e2m1", "floor", "linear", False, False): ("*u8", False),
-    ("e2m1", "rceil", "128x4", True, False): ("*u8", True),
+    (Blocks("e4m3", "rceil", "128x4", False, False), False): ("*fp8e4nv", False),
+    (Blocks("e5m2", "even", "8x4", False, False), False): ("*u8", False),
+    (Blocks("e2m1", "floor", "linear", False, False), False): ("*u8", False),
+    (Blocks("e2m1", "rceil", "128x4", False, False), True): ("*u8", True),
+    (Blocks("e2m1", "rceil", "128x4", False, True), True): ("*u8", True),
 }
 
 
@@ -100,9 +104,12 @@ def test_compiles_for_sm90_with_true_division(name: str) -> None:
 def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
     """As above; E8M0 scales need no division."""
     codes, divides = BLOCKS[prepared]
-    launch = triton_mx_quant._prepared(*prepared)
+    launch = triton_mx_quant._prepared(*prepared).start
     ptx = ptx_of(launch.kernel, launch.constants, {"x": "*bf16", "q": codes, "s": "*u8", "g": "*fp32"})
     assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv")
+    if prepared[0].gated:  # silu divides within 2 ulp
+        assert "div.full" in ptx and "ex2.approx" in ptx
+        return
     assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx and "div.full" not in ptx
 
 
@@ -138,7 +145,7 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     triton_quant.quant_group_packed(x, 128, 1e-10)
     quantise = triton_quant.reciprocal_quantiser(torch.bfloat16)
     quantise(x, None, lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
-    triton_mx_quant.quant_blocks(x, "e2m1", "rceil", "128x4", 256, one, False)
+    triton_mx_quant.quant_blocks(x, Blocks("e2m1", "rceil", "128x4", False, False), 256, one)
     assert set(seen) == {kernel for kernel, _ in KERNELS.values()} | {"amax_kernel", "block_kernel"}
 
 
@@ -167,7 +174,7 @@ class Launcher:
     """Counts direct starts, whether past Triton's launcher or through it."""
 
     profile_scratch_size, launch_cooperative_grid, launch_pdl = 0, False, True
-    global_scratch_size = 0
+    global_scratch_size, arg_annotations, kernel_signature = 0, (), b""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -180,7 +187,7 @@ class Launcher:
 
     def launch(self, x: int, y: int, z: int, stream: int, function: str, *rest: object) -> None:
         """What the real one takes, and when it is called past the launcher: ``test_launch.py``."""
-        self(x, y, z, stream, function, *rest[4:])  # type: ignore[arg-type]
+        self(x, y, z, stream, function, *rest[2:6], *rest[-1])  # type: ignore[arg-type, misc]
 
 
 class Pointer(torch.Tensor):
@@ -330,3 +337,31 @@ def test_classes_are_those_of_triton() -> None:
         seen.setdefault(_launch.class_of(value), set()).add(theirs)  # type: ignore[arg-type]
     assert all(len(theirs) == 1 for theirs in seen.values())
     assert len(seen) > 6
+
+
+@pytest.mark.parametrize("layout", ["row", "tma"])
+def test_nothing_compiles_after_a_warm_up(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """By the hook on Triton's own compiler, which needs no GPU: kernels are compiled for sm90 and not launched."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    device = {"device": lambda: 0, "stream": lambda device: 7, "target": lambda: GPUTarget("cuda", 90, 32)}
+    monkeypatch.setattr(
+        driver, "_active", SimpleNamespace(**{f"get_current_{key}": how for key, how in device.items()})
+    )
+
+    def compile_only(start: Any, programs: int, pointers: Any, integers: Any) -> None:
+        how = {**start.constants, "num_warps": start.num_warps, **_launch.EXACT}
+        start.kernel.warmup(*pointers, *integers, **how, grid=(programs,))
+
+    monkeypatch.setattr(_launch.Launch, "_by_triton", compile_only)
+
+    def call(rows: int) -> object:
+        return triton_quant.quant_group(torch.zeros(rows, 256, dtype=torch.bfloat16), 128, 1e-10, False, layout)
+
+    few = kernels.warm_up(call, (1, 16))
+    warm = kernels.warm_up(call, 48)
+    with kernels.compilations() as compiled:
+        for rows in range(1, 49):
+            call(rows)
+    assert compiled == [] and few and warm and all(name.startswith("group_kernel") for name in few + warm)
