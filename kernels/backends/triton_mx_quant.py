@@ -106,7 +106,8 @@ class Prepared:
                 self.launches.keep(key, (q.shape, q.stride(), scale.shape, scale.stride(), *ready))
             return q, scale
         of_codes, strides, of_scales, scale_strides, begin, fixed, after = launch
-        q, scale = allocate(of_codes, strides, self.dtype), allocate(of_scales, scale_strides, torch.uint8)
+        q = allocate(tuple(of_codes), strides, self.dtype)
+        scale = allocate(tuple(of_scales), scale_strides, torch.uint8)
         begin(fast_torch.STREAM(index), *fixed, at, beside, q.data_ptr(), scale.data_ptr(), *after)
         return q, scale
 
