@@ -313,6 +313,7 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "es_fp8_blockwise_scaled_grouped_mm": "cutlass_blockwise_scaled_grouped_mm",
         "es_sm100_mxfp8_blockscaled_grouped_quant": "mxfp8_experts_quant",
         "sgl_per_token_group_quant_fp8": "per_token_group_quant_fp8",
+        "sgl_per_token_group_quant_8bit_v2": "per_token_group_quant_fp8",
     },
     "torch": {
         "scaled_mm_v2": "scaled_mm",
