@@ -23,6 +23,9 @@ MOVES = "moves rows between processes or buffers; their bytes are unchanged"
 PLACES = "decides where experts are kept; no tensor of the model is computed"
 MODULATES = "scale and shift of a diffusion model, in the dtype of the activations"
 RECURRENT = "a gate of a recurrent state, in bfloat16 and float32"
+STATE = "keeps a recurrent state of linear attention, in bfloat16 or float32, where others keep keys and values"
+FORWARDS = "hands its tensors to routines that are counted themselves; no arithmetic of its own"
+VIEWS = "a view of its argument in another shape; no element changes"
 PICKS = "picks tokens or samples; no expert is chosen"
 TRIED = "a reference of the library for its own tests"
 ADAPTERS = "a low-rank adapter in bfloat16"
@@ -105,6 +108,36 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "vllm.v1.worker.*:*": PICKS,
         "*:router_gemm_bf16_fp32": PLAIN,
         "*:dsv3_router_gemm": PLAIN,
+        "vllm.model_executor.layers.fused_moe.flashinfer_cutlass_moe:is_valid_*": RECORD,
+        "vllm.model_executor.layers.fused_moe.fused_moe:dispatch_fused_moe_kernel": RECORD,
+        "vllm.model_executor.layers.fused_moe.fused_moe:fused_experts_impl": INSIDE,
+        "vllm.model_executor.layers.fused_moe.fused_moe:*place_fused_experts": INSIDE,
+        "vllm.model_executor.layers.fused_moe.fused_moe:invoke_fused_moe_triton_kernel": INSIDE,
+        "vllm.model_executor.layers.fused_moe.fused_batched_moe:invoke_moe_batched_triton_kernel": INSIDE,
+        "vllm.model_executor.layers.fused_moe.activation:apply_moe_activation": FORWARDS,
+        "vllm.model_executor.layers.fused_moe.oracle.fp8:convert_to_fp8_moe_kernel_format": FORWARDS,
+        "vllm.model_executor.layers.fused_moe.utils:normalize_*scales_shape": VIEWS,
+        "vllm.model_executor.layers.quantization.bitsandbytes:calculate_quant_ratio": RECORD,
+        "vllm.model_executor.layers.quantization.humming:prepare_moe_param": RECORD,
+        "vllm.model_executor.layers.quantization.fp_quant:fused_quantize_*": FORWARDS,
+        "vllm.model_executor.layers.quantization.utils.fp8_utils:deepgemm_post_process_*": FORWARDS,
+        "vllm.model_executor.layers.quantization.quark.*:gemm_with_dynamic_quant": ELSEWHERE,
+        "vllm.model_executor.layers.quantization.quark.utils:quark_quantize_weight_to_mxfp4": ELSEWHERE,
+        "vllm.model_executor.layers.fused_moe.experts.*:triton_kernel_fused_mxfp4_w4a8_experts": ELSEWHERE,
+        "vllm.model_executor.layers.mamba.linear_attn:*": STATE,
+        "vllm.model_executor.layers.attention.*:unified_*": FORWARDS,
+        "vllm.model_executor.layers.sparse_attn_indexer:kv_cache_as_quant_view": VIEWS,
+        "vllm.model_executor.models.extract_hidden_states:basic_cache": MOVES,
+        "vllm.v1.attention.backends.flash_attn:cascade_attention": FORWARDS,
+        "vllm.v1.attention.backends.mla.flashmla_sparse:build_c128a_topk_metadata": PICKS,
+        "vllm.v1.attention.ops.deepseek_v4_ops.cache_utils:*_indices*": PICKS,
+        "*:persistent_topk": PICKS,
+        "*:get_mla_*metadata_dense_fp8": RECORD,
+        "vllm.v1.attention.ops.triton_decode_attention:decode_attention_fwd_*": INSIDE,
+        "*:moe_lora_align_block_size": ADAPTERS,
+        "vllm.vllm_flash_attn.cute.utils:compute_softmax_scale_log2": PLAIN,
+        "torch.ops._C:convert_weight_packed_scale_zp": HOST,
+        "torch.ops._C:int8_scaled_mm_with_quant": HOST,
     },
     "sglang": {
         "sglang.srt.layers.quantization.utils:gptq_quantize_weights": TRIED,
@@ -122,6 +155,7 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "sglang.srt.layers.moe.*:*piecewise_cuda_graph*": INSIDE,
     },
     "sglang-kernel": {
+        "*:get_mla_*metadata_dense_fp8": RECORD,
         "*:fast_topk*": PICKS,
         "*:deepseek_v4_topk_transform_512": PICKS,
         "*:dsv3_router_gemm": PLAIN,
@@ -224,6 +258,19 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "marlin_gemm_moe": "moe_wna16_marlin_gemm",
         "invoke_fused_moe_wna16_cuda_kernel": "moe_wna16_gemm",
         "invoke_fused_moe_wna16_triton_kernel": "moe_wna16_gemm",
+        "static_scaled_int8_quant": "scaled_int8_quant",
+        "dynamic_scaled_int8_quant": "scaled_int8_quant",
+        "swizzle_mxfp4_scales": "swizzle_scale",
+        "swizzle_mxfp8_scale": "swizzle_scale",
+        "dequant_mxfp8_to_bf16": "mxfp8_dequantize",
+        "deepseek_v4_fp8_einsum": "fp8_einsum",
+        "run_cutlass_moe_fp4": "cutlass_moe_fp4",
+        "run_cutlass_moe_mxfp4": "cutlass_moe_mxfp4",
+        "fused_experts": "fused_experts_block",
+        "silu_mul_fp8_baseline": "silu_and_mul_quant",
+        "w8a8_triton_block_scaled_mm": "fp8_gemm_nt",
+        "matmul_ada_mxf4_bf16_tn": "mm_fp4",
+        "triton_reshape_and_cache_flash": "reshape_and_cache_flash",
     },
     "sglang": {
         "cutlass_scaled_fp4_mm": "mm_fp4",
@@ -261,6 +308,12 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "sglang-kernel": {
         "moe_fused_gate": "moe_routing",
         "kimi_k2_moe_fused_gate": "moe_routing",
+        "fp8_blockwise_scaled_mm": "fp8_gemm_nt",
+        "fp8_blockwise_scaled_grouped_mm": "cutlass_blockwise_scaled_grouped_mm",
+        "es_fp8_blockwise_scaled_grouped_mm": "cutlass_blockwise_scaled_grouped_mm",
+        "es_sm100_mxfp8_blockscaled_grouped_quant": "mxfp8_experts_quant",
+        "sgl_per_token_group_quant_fp8": "per_token_group_quant_fp8",
+        "sgl_per_token_group_quant_8bit_v2": "per_token_group_quant_fp8",
     },
     "torch": {
         "scaled_mm_v2": "scaled_mm",
