@@ -15,9 +15,23 @@ from functools import lru_cache
 from importlib.resources import files
 
 PROJECTS = (
-    "vLLM", "SGLang", "sglang-kernel", "FlashInfer", "DeepGEMM", "sgl-deep-gemm", "TensorRT-LLM", "TransformerEngine",
-    "torchao", "Model-Optimizer", "microxcaling", "FBGEMM", "LMDeploy", "DeepEP", "DeepSeek-V3", "NVIDIA/cutlass",
-)  # fmt: skip
+    "vLLM",
+    "SGLang",
+    "sglang-kernel",
+    "FlashInfer",
+    "DeepGEMM",
+    "sgl-deep-gemm",
+    "TensorRT-LLM",
+    "TransformerEngine",
+    "torchao",
+    "Model-Optimizer",
+    "microxcaling",
+    "FBGEMM",
+    "LMDeploy",
+    "DeepEP",
+    "DeepSeek-V3",
+    "NVIDIA/cutlass",
+)
 _PROJECT = re.compile(rf"\b({'|'.join(map(re.escape, PROJECTS))})(?![\w-])")
 _RELEASE = re.compile(r"@[0-9a-f]{7,40}\b|\bPR \d+|(?<![\w.])\d+\.\d+(?:\.\w+)*(?![\w.]*\w)")
 NONE = "none is stated"

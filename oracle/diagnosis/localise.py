@@ -38,7 +38,6 @@ from oracle.diagnosis.candidates import (
 from oracle.diagnosis.least_squares import CHUNK
 from oracle.numbers.formats import codes_of, decode
 from oracle.routines.catalogue import Call, faults_of, get
-from oracle.routines.products.grouped import Runs
 from oracle.routines.products.roles import matrices
 from oracle.tensorcore.identify import subset
 from oracle.truth.gemm import ScaledProduct
@@ -191,8 +190,8 @@ def _weights(failure: FailingOutput) -> Iterator[Placement]:
     if call.operands.groups is None or "b_scale" not in call.operands.roles:
         return
     weights, scales = (matrices(call, role, call.inputs[call.operands.roles[role]]) for role in ("b", "b_scale"))
-    if isinstance(call.contract, Runs):  # what is multiplied, where weights are decoded first
-        weights = [call.contract.operand(call.inputs, g) for g in range(len(weights))]
+    if call.operands.decoded is not None:
+        weights = [call.operands.decoded(g) for g in range(len(weights))]
     if len(failing) * len(weights) > FEW:
         return
     own = groups_in_use(call)

@@ -543,8 +543,10 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
         if isinstance(default, tuple):
-            halves = [tuple(max(1, n // 2) if at in of else n for at, n in enumerate(default))
-                      for of in ((len(default) - 1,), range(len(default)))]  # fmt: skip  # the last alone, then all
+            halves = [
+                tuple(max(1, n // 2) if at in of else n for at, n in enumerate(default))
+                for of in ((len(default) - 1,), range(len(default)))
+            ]
             yield from (Level((), (), ((gap.name, option_word(value)),)) for value in halves)
             return
         if default is None:  # an extent of the output, most often

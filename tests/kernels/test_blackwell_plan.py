@@ -204,8 +204,13 @@ class TestExplain:
 class TestRecords:
     """A machine from a file, and what it takes for every routine."""
 
-    RECORD = {"arch": "sm120", "cuda": "12.9", "torch": "2.11.0", "sms": 170,
-              "packages": {"flashinfer": "0.6.18.post1", "deep_gemm": "vllm==0.33.0", "triton": "3.6.0"}}  # fmt: skip
+    RECORD = {
+        "arch": "sm120",
+        "cuda": "12.9",
+        "torch": "2.11.0",
+        "sms": 170,
+        "packages": {"flashinfer": "0.6.18.post1", "deep_gemm": "vllm==0.33.0", "triton": "3.6.0"},
+    }
 
     def test_there_and_back(self) -> None:
         machine = Machine.from_record(self.RECORD)
