@@ -39,12 +39,12 @@ NONE = "none is stated"
 
 def stated(texts: Iterable[str]) -> list[str]:
     """``PROJECT RELEASE`` for each release behind the name of a project in the ``texts``, each once."""
-    found: dict[str, None] = {}
+    results: dict[str, None] = {}
     for text in texts:
         parts = _PROJECT.split(text)
         for project, rest in zip(parts[1::2], parts[2::2], strict=True):
-            found |= dict.fromkeys(f"{project} {release}" for release in _RELEASE.findall(rest.partition(";")[0]))
-    return list(found)
+            results |= dict.fromkeys(f"{project} {release}" for release in _RELEASE.findall(rest.partition(";")[0]))
+    return list(results)
 
 
 @lru_cache(maxsize=1)

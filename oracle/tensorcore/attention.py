@@ -242,11 +242,11 @@ def split_walks(problem: Attention, pipeline: Pipeline, splits: int) -> Iterator
         origin = int(part.start[0]) if windowed else 0
         end = min(part.k.shape[0], max(origin, int(part.stop.max())))
         each = width * -(-max(1, -(-(end - origin) // width)) // splits)
-        found = []
+        results = []
         for start in range(origin, max(end, origin + 1), each):
             one = _of_keys(part, start, min(start + each, end))
-            found.append(_walk(one if start == origin else replace(one, sink=None), pipeline, width))
-        yield tuple(found)
+            results.append(_walk(one if start == origin else replace(one, sink=None), pipeline, width))
+        yield tuple(results)
 
 
 def combined(parts: tuple[Walk, ...], pipeline: Pipeline) -> tuple[Tensor, Tensor]:
