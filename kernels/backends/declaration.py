@@ -320,20 +320,11 @@ class Backend:
 
     attention: Callable[
         [
-            Tensor,
-            Tensor,
-            Tensor,
-            OfHeads,
-            Tensor | None,
-            Tensor | None,
-            Tensor | None,
-            float,
-            tuple[int, int],
-            bool,
+            Tensor, Tensor, Tensor, OfHeads, Tensor | None, Tensor | None, Tensor | None, float, tuple[int, int], bool,
             int,
         ],
         States,
-    ] = _absent
+    ] = _absent  # fmt: skip
     """``(q, k, v, scales, used, pages, sink, softmax_scale, (left, right), causal, splits)``."""
     attention_prefill: Callable[[Tensor, Tensor, Tensor, OfHeads, torch.dtype, bool, float], States] = _absent
     """``(q, k, v, scales, dtype, causal, softmax_scale)`` of one sequence; the log-sum-exp is to base 2."""
