@@ -96,7 +96,11 @@ TESTS = {
     "oracle/bounds/triton_sums.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/verdict/": ("tests/verdict",),
     "kernels/plan.py": ("tests/kernels/test_plan.py",),
-    "kernels/support.py": ("tests/kernels/test_plan.py", "tests/kernels/test_platform.py"),
+    "kernels/support.py": (
+        "tests/kernels/test_plan.py",
+        "tests/kernels/test_platform.py",
+        "tests/kernels/test_blackwell_plan.py",
+    ),
     "kernels/checks.py": ("tests/kernels/test_checks.py", "tests/kernels/test_bad_input.py"),
 }
 ROOMS = [
