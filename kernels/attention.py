@@ -41,9 +41,15 @@ def _fa3_fake(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> tupl
 
 
 def _prefill_fake(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, b: Tensor | None, c: Tensor | None, o_dtype: torch.dtype,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
+    c: Tensor | None,
+    o_dtype: torch.dtype,
     *_: object,
-) -> tuple[Tensor, Tensor]:  # fmt: skip  # the operator's leading arguments
+) -> tuple[Tensor, Tensor]:
     return empty(*q.shape, like=q, dtype=o_dtype), empty(*q.shape[:2], like=q, dtype=torch.float32)
 
 
@@ -138,9 +144,11 @@ def mha_fwd(
     _group(heads, of_keys)
     if page_table is None and caches != batch:
         raise ShapeError(f"k has {caches} sequences and q {batch}; pass page_table where k is a cache of pages")
-    pages = None if page_table is None else checks.dtype(
-        "page_table", checks.rank("page_table", page_table, 2), torch.int32
-    )  # fmt: skip
+    pages = (
+        None
+        if page_table is None
+        else checks.dtype("page_table", checks.rank("page_table", page_table, 2), torch.int32)
+    )
     if pages is not None and pages.shape[0] != batch:
         raise ShapeError(f"page_table has {pages.shape[0]} rows for {batch} sequences")
     scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}

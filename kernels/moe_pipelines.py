@@ -130,20 +130,16 @@ PIPELINES: Mapping[str, Pipeline] = {
     "cutlass_fused_experts_fp8": Pipeline("block", "group", "group"),
     "deepep_moe_masked": Pipeline("block", "deepep", "group", masked=True),
     "ep_moe_masked": Pipeline("block", "group", "group", ("reordered",), masked=True),
-    "cutlass_fused_moe_tensor": Pipeline(
-        "expert", None, "static", _FINALIZE, "none", up_first=True, multiplied=True
-    ),
+    "cutlass_fused_moe_tensor": Pipeline("expert", None, "static", _FINALIZE, "none", up_first=True, multiplied=True),
     "cutlass_fused_moe_block": Pipeline("block", "flashinfer", "flashinfer", silu="product", up_first=True),
-    "cutlass_fused_moe_w4": Pipeline(
-        "group", "static", "static", _FINALIZE, "product", up_first=True, multiplied=True
-    ),
+    "cutlass_fused_moe_w4": Pipeline("group", "static", "static", _FINALIZE, "product", up_first=True, multiplied=True),
     "trtllm_fp8_block_scale_moe": Pipeline(
         "block", None, "trtllm", silu="none", up_first=True, routed=True, first=True, hidden="trtllm"
     ),
     "trtllm_fp8_per_tensor_scale_moe": Pipeline(
         "expert", None, "static", silu="none", up_first=True, routed=True, first=True
     ),
-}  # fmt: skip  # a table, one row a line
+}
 METHODS = (
     "Default",
     "Renormalize",

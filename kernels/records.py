@@ -31,9 +31,17 @@ without a word or with one warning; or the call is refused."""
 MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
 """Values of ``VLLM_FLASHINFER_MOE_BACKEND``: CUTLASS, TensorRT-LLM, CUTEDSL."""
 PACKAGES = (
-    "deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "vllm_fa3", "flashmla", "sgl_kernel", "triton", "cudnn",
+    "deep_gemm",
+    "flashinfer",
+    "flashinfer_cubin",
+    "vllm_ops",
+    "vllm_fa3",
+    "flashmla",
+    "sgl_kernel",
+    "triton",
+    "cudnn",
     "cutlass_dsl",
-)  # fmt: skip
+)
 """Packages a row can ask for."""
 ARCHES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "sm121", "gfx90a", "gfx942", "gfx950", "cpu")
 """Architectures with a described machine."""

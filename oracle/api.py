@@ -117,14 +117,16 @@ def judge(
     OracleError
         The call is wrong (names, dtypes, shapes, devices, options, numerics); never for a wrong kernel.
     """
-    found, values, given = get(contract), _values(inputs), _values_of(output)
+    result, values, supplied = get(contract), _values(inputs), _values_of(output)
     _name("arch", arch)
     _name("numerics", numerics)
     explain_level(explain)
-    asked = found.asked(values, given, arch=arch, **options)
-    verdict = explain_verdict(found.judged(asked, given, numerics), asked, given, numerics=numerics, explain=explain)
+    asked = result.asked(values, supplied, arch=arch, **options)
+    verdict = explain_verdict(
+        result.judged(asked, supplied, numerics), asked, supplied, numerics=numerics, explain=explain
+    )
     call: dict[str, Any] = {"arch": arch, "numerics": numerics, "passed": not verdict.status.is_failure, **options}
-    return replace(verdict, pictures=_pictures(found, inputs, by_name(output), call))
+    return replace(verdict, pictures=_pictures(result, inputs, by_name(output), call))
 
 
 @dataclass(frozen=True)
@@ -145,16 +147,16 @@ class Gate:
         """The gate for one call, which may be asked of many outputs, from any thread. What it computes of the inputs,
         float64 tensors of the output's shape, it keeps; they must not be written meanwhile."""
         contract, values = get(self.contract), _values(inputs)
-        made = dict[torch.dtype, Callable[[Tensor | Mapping[str, Tensor]], bool]]()
+        result = dict[torch.dtype, Callable[[Tensor | Mapping[str, Tensor]], bool]]()
 
         def accepts(output: Tensor | Mapping[str, Tensor]) -> bool:
-            given = _values_of(output)
-            out = given.get("out") if isinstance(given, Mapping) else given
+            supplied = _values_of(output)
+            out = supplied.get("out") if isinstance(supplied, Mapping) else supplied
             dtype = out.dtype if isinstance(out, Tensor) else torch.bfloat16
-            if dtype not in made:
+            if dtype not in result:
                 call = Call(contract, values, options, out_dtype=dtype, arch=self.arch)
-                made[dtype] = contract.accepting(call, self.numerics)
-            return made[dtype](given)
+                result[dtype] = contract.accepting(call, self.numerics)
+            return result[dtype](supplied)
 
         return accepts
 
@@ -355,13 +357,13 @@ def loss(contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = 
         The call is wrong.
     """
     _name("numerics", numerics)
-    found, values = get(contract), _values(inputs)
-    if not found.loses:
+    match, values = get(contract), _values(inputs)
+    if not match.loses:
         known = ", ".join(name for name, other in registered().items() if other.loses)
         raise OptionError(f"{contract!r} is no quantiser whose loss is measured; those are {known}")
-    made = found.predict(values, numerics=numerics, **options)
+    result = match.predict(values, numerics=numerics, **options)
     call: dict[str, Any] = {"numerics": numerics, **options}
-    return found.judge(values, made, **call).loss
+    return match.judge(values, result, **call).loss
 
 
 def classify(
@@ -396,8 +398,10 @@ def classify(
         The call is wrong.
     """
     _name("arch", arch)
-    found, values = get(contract), _values(inputs)
-    output = found.validate_output(call := Call(found, values, options, arch=arch).checked(), _values_of(output))["out"]
+    result, values = get(contract), _values(inputs)
+    output = result.validate_output(call := Call(result, values, options, arch=arch).checked(), _values_of(output))[
+        "out"
+    ]
     if not call.parts or not call.operands.given:
         raise NumericsError(f"{contract} has no product of given operands to classify; judge() names its numerics")
     return tightest_class(call.parts, output.reshape(-1, output.shape[-1]), arch)
@@ -413,12 +417,12 @@ def _pictures(
         return weakref.ref(x) if large else lambda: x
 
     large = sum(x.nbytes for x in (*inputs.values(), *output.values())) > KEPT
-    kept = [{name: known(x) for name, x in tensors.items()} for tensors in (inputs, output)]
+    remaining = [{name: known(x) for name, x in tensors.items()} for tensors in (inputs, output)]
 
     def made() -> dict[str, Picture]:
-        given, outputs = ({name: x for name, get in of.items() if (x := get()) is not None} for of in kept)
-        whole = len(given) + len(outputs) == len(kept[0]) + len(kept[1])
-        return contract.pictures(_values(given), _values(outputs), **call) if whole else {}
+        supplied, outputs = ({name: x for name, get in of.items() if (x := get()) is not None} for of in remaining)
+        whole = len(supplied) + len(outputs) == len(remaining[0]) + len(remaining[1])
+        return contract.pictures(_values(supplied), _values(outputs), **call) if whole else {}
 
     return made
 

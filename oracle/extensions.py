@@ -68,7 +68,7 @@ def added(group: str, kind: type[Record], *, known: Iterable[str], many: bool) -
         An entry point cannot be loaded, gives no such record, or a name that is taken.
     """
     taken = dict.fromkeys(known, "fp8-oracle")
-    found: list[Record] = []
+    results: list[Record] = []
     for point in sorted({(p.name, p.value): p for p in entry_points(group=group)}.values(), key=lambda p: p.name):
         loaded = _load(point, lambda value: list(value) if many else [value])
         for record in loaded:
@@ -78,8 +78,8 @@ def added(group: str, kind: type[Record], *, known: Iterable[str], many: bool) -
             if name in taken:
                 raise ExtensionError(f"{_said(point)} adds {name!r}, which {taken[name]} has already")
             taken[name] = _said(point)
-            found.append(record)
-    return tuple(found)
+            results.append(record)
+    return tuple(results)
 
 
 def _load(point: EntryPoint, records: Callable[[Any], list[Any]]) -> list[Any]:
@@ -88,8 +88,8 @@ def _load(point: EntryPoint, records: Callable[[Any], list[Any]]) -> list[Any]:
         with within(LOADING):
             return records(point.load())
     except (Exception, SystemExit, Expired) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ExtensionError(f"{_said(point)} cannot be loaded: {said}; repair or uninstall it") from error
+        text = f"{type(error).__name__}: {error}"
+        raise ExtensionError(f"{_said(point)} cannot be loaded: {text}; repair or uninstall it") from error
 
 
 def _said(point: EntryPoint) -> str:

@@ -122,11 +122,11 @@ def assert_conforms(
     if item is not None:
         item.stash[_JUDGED] = ordinal
         item.stash[_LINES].append(pytest_outcome.line(outcome))
-    verdict, said = outcome.verdict, outcome.words
+    verdict, text = outcome.verdict, outcome.words
     if verdict.status.is_failure:
-        raise NonconformanceError(said, verdict)
+        raise NonconformanceError(text, verdict)
     if verdict.status is Status.MISTRUSTED:
-        warnings.warn(MistrustedWarning(said), stacklevel=2)
+        warnings.warn(MistrustedWarning(text), stacklevel=2)
     return verdict
 
 
@@ -169,8 +169,8 @@ def _assert_conforms() -> Callable[..., Verdict]:
 @pytest.fixture(name=CASE)
 def _oracle_case(request: pytest.FixtureRequest) -> Case:
     """One case of the contract that the mark oracle_cases names: .call(kernel), .inputs(), .out_dtype, ["m"]."""
-    said = f"{request.node.name} takes {CASE} but is not marked; add @pytest.mark.{MARKER}('cutlass_scaled_mm')"
-    pytest.fail(said, pytrace=False)
+    text = f"{request.node.name} takes {CASE} but is not marked; add @pytest.mark.{MARKER}('cutlass_scaled_mm')"
+    pytest.fail(text, pytrace=False)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -187,12 +187,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     profile = metafunc.config.getoption("oracle_profile") or DEFAULT_PROFILE
     try:
-        found = dict.fromkeys(
+        result = dict.fromkeys(
             case for mark in reversed(markers) for case in pytest_outcome.marked(profile, *mark.args, **mark.kwargs)
         )
     except (OracleError, TypeError) as error:
         pytest.fail(f"@pytest.mark.{MARKER} of {metafunc.function.__name__}: {error}", pytrace=False)
-    metafunc.parametrize(CASE, list(found), ids=[_id(case) for case in found])
+    metafunc.parametrize(CASE, list(result), ids=[_id(case) for case in result])
 
 
 # --- hooks ----------------------------------------------------------------------------------------------------
@@ -255,8 +255,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A test that took a case must have judged something."""
     result = yield
     if CASE in getattr(item, "fixturenames", ()) and not item.stash[_JUDGED]:
-        said = f"{item.name} took {CASE} and judged no output; call assert_conforms(output, {CASE}, arch=...)"
-        pytest.fail(f"UNTESTED: {said}", pytrace=False)
+        text = f"{item.name} took {CASE} and judged no output; call assert_conforms(output, {CASE}, arch=...)"
+        pytest.fail(f"UNTESTED: {text}", pytrace=False)
     return result
 
 
@@ -308,12 +308,12 @@ class _Reporter:
             self.ran.add(report.nodeid)
         if report.when not in ("setup", "call", "teardown"):  # pytest-xdist's own report on a test without an end
             self.crashed.append(f"{report.nodeid} ended the process that ran it; what it judged is lost")
-        found = getattr(report, "fp8_oracle", None)
-        if found is None:
+        result = getattr(report, "fp8_oracle", None)
+        if result is None:
             return
         if not self.counts:
-            self._write(found["run"])
-        for line in found["lines"]:
+            self._write(result["run"])
+        for line in result["lines"]:
             self.keys.add(line["key"])
             known = line["outcome"]["known_failure"] is not None
             self.counts["KNOWN" if known else line["outcome"]["verdict"]["status"]] += 1

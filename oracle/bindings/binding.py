@@ -300,10 +300,10 @@ class Binding:
     def registered(self) -> bool:
         """Whether the operator of torch is there; True for a routine that is none."""
         module, _, name = self.target.partition(":")
-        found: Any = sys.modules.get(module)
+        result: Any = sys.modules.get(module)
         for part in name.split(".") if module == "torch" else ():
-            found = getattr(found, part, None)
-        return found is not None
+            result = getattr(result, part, None)
+        return result is not None
 
     def unserved(self, arch: str) -> str | None:
         """Why a GPU of this arch is none that the routine serves, in one sentence; None where it is one."""
@@ -413,17 +413,17 @@ class Binding:
             if x is not None and isinstance(admitted, torch.dtype | tuple) and x.dtype not in _each(admitted):
                 return f"{self.target} takes {spec.name} in {_listed(admitted)}, not in {x.dtype}"
         positional, named, results = self._words
-        said = {name for word in (*positional, *named.values(), *results) for name in _names(word)}
-        said |= {"out_dtype"} & {f"{name}_dtype" for name in said}  # that of an output is the option
-        said |= self.derived.keys()
+        text = {name for word in (*positional, *named.values(), *results) for name in _names(word)}
+        text |= {"out_dtype"} & {f"{name}_dtype" for name in text}  # that of an output is the option
+        text |= self.derived.keys()
         for option in self.routine.options:
             value = options.get(option.name, option.default)
             if option.name in self.takes:
                 if not any(_equal(value, one) for one in _each(self.takes[option.name])):
                     return f"{self.target} takes {option.name} as {_listed(self.takes[option.name])}, not {value!r}"
-            elif option.name not in said and not _equal(value, option.default):
+            elif option.name not in text and not _equal(value, option.default):
                 return f"{self.target} has no {option.name}, which is {value!r}"
-        present = [name for name in inputs if name not in said]
+        present = [name for name in inputs if name not in text]
         if present:
             return f"{self.target} takes no {present[0]}"
         if self.where and not _value(self._condition, self._values(inputs, options)):
@@ -451,9 +451,9 @@ class Binding:
         if self._written:
             outs = self.routine.outputs(Call(self.routine, inputs, options).checked())
             device = next(iter(inputs.values())).device
-            given = {spec.name for spec in self.routine.inputs if self.takes.get(spec.name, ...) is not None}
+            supplied = {spec.name for spec in self.routine.inputs if self.takes.get(spec.name, ...) is not None}
             for name in [name for name in self._written if name in outs]:
-                if name in given:
+                if name in supplied:
                     if name in inputs:
                         written[name] = inputs[name].clone()
                     continue

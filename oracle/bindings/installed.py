@@ -189,9 +189,9 @@ def _read_only(path: Path) -> bytes:
             return b""
         start, (size, count, names) = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<HHH", data, 58)
         sections = [struct.unpack_from("<IIQQQQ", data, start + i * size) for i in range(count)]
-        kept = []
+        remaining = []
         for name, _, _, _, offset, length in sections:
             at = sections[names][4] + name
             if data[at : data.find(b"\0", at)].decode().startswith(RODATA):
-                kept.append(data[offset : offset + length])
-        return b"\0".join(kept)
+                remaining.append(data[offset : offset + length])
+        return b"\0".join(remaining)

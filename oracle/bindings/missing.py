@@ -134,14 +134,14 @@ def survey(of: Project, root: Path | None = None) -> Survey | None:
         return None
     declared: dict[str, dict[str, Routine]] = {}
     unread: list[str] = []
-    for found, refused in map(installed.routines, folders):
+    for result, refused in map(installed.routines, folders):
         unread += refused
-        for routine in found:
+        for routine in result:
             declared.setdefault(routine.name.lstrip("_"), {}).setdefault(routine.where, routine)
     kinds = {}
     for name, by_place in declared.items():
-        if said := [kind for routine in by_place.values() if (kind := kind_of(routine))]:
-            kinds[name] = said[0]
+        if text := [kind for routine in by_place.values() if (kind := kind_of(routine))]:
+            kinds[name] = text[0]
     places = {name: tuple(declared[name].values()) for name in kinds}
     packages = (*of.packages, f"torch:ops of {of.name}")
     called = {leaf(one.target) for one in bindings() if library(one.target, one.release) in packages}

@@ -383,9 +383,9 @@ def merged_bound(
     lse_lost = (2 * eps + 2 * EXPONENTIAL + 8 * U * (extent + 1)) * ROOM / math.log(base)
     of_lse = lse / math.log(base)
     opened = ~torch.isfinite(out) | ~(out.abs() + lost < FLOAT32_MAX / 2)
-    held, kept = out.masked_fill(opened, 0.0), of_lse.nan_to_num(nan=0.0, neginf=0.0)
+    held, remaining = out.masked_fill(opened, 0.0), of_lse.nan_to_num(nan=0.0, neginf=0.0)
     nan = torch.isnan(of_lse)
-    return (held - lost, kept - lse_lost), (held + lost, kept + lse_lost), (opened, nan)
+    return (held - lost, remaining - lse_lost), (held + lost, remaining + lse_lost), (opened, nan)
 
 
 def _without_keys(problem: Attention) -> Edges:

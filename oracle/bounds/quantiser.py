@@ -164,10 +164,10 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
     bad_codes = torch.zeros(q.shape, dtype=torch.bool, device=q.device)
     raw, bad = codes_of(q, fmt).reshape(-1, q.shape[-1]), bad_codes.view(-1, q.shape[-1])
     for band in x.bands(recipe.block):
-        found, reproduced = _bad_codes(x, band, raw[band.rows], published, own_scale, recipe)
+        result, reproduced = _bad_codes(x, band, raw[band.rows], published, own_scale, recipe)
         exact = exact and reproduced
-        if found is not None:
-            bad[band.rows] = found
+        if result is not None:
+            bad[band.rows] = result
     return Judged(x, recipe, bad_scales, bad_codes, exact)
 
 

@@ -53,8 +53,8 @@ def _across(arguments: argparse.Namespace) -> int:
         running = across.run(
             wanted, asked, folder, jobs=arguments.jobs, started=lambda number: bar.runs(wanted[number].contract)
         )
-        with closing(running) as found:
-            for part in found:
+        with closing(running) as result:
+            for part in result:
                 bar.advance()
                 compared += [one for one in part if isinstance(one, Compared)]
                 same += [one for one in part if isinstance(one, Same)]

@@ -301,12 +301,12 @@ def _outputs(
 
 
 def _matching(
-    found: Mapping[str, Tensor | dict[str, Tensor]], pattern: str, path: Path
+    results: Mapping[str, Tensor | dict[str, Tensor]], pattern: str, path: Path
 ) -> Mapping[str, Tensor | dict[str, Tensor]]:
     """The outputs whose names match."""
-    matching = {name: output for name, output in found.items() if fnmatchcase(name, pattern)}
+    matching = {name: output for name, output in results.items() if fnmatchcase(name, pattern)}
     if not matching:
-        raise FixtureError(f"{path}: no output matches {pattern!r}; of outputs {among(pattern, found)}")
+        raise FixtureError(f"{path}: no output matches {pattern!r}; of outputs {among(pattern, results)}")
     return matching
 
 
@@ -317,16 +317,16 @@ def _explain(arguments: argparse.Namespace) -> int:
     case = _said(arguments) if arguments.contract is None else _named(arguments)
     arch, numerics = arguments.arch or case.arch or "sm90", common.declared(arguments) or case.numerics
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
-    found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
+    result = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     screen = common.console(stderr=arguments.json == "-")
-    said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
+    text = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
     has_model = arch in arches()  # there is no class of arithmetic for a CPU
-    if found.failing and has_model and operands is not None and operands.parts and operands.given:
+    if result.failing and has_model and operands is not None and operands.parts and operands.given:
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
-    for line in (said, *classes, *_lines(found)):
+    for line in (text, *classes, *_lines(result)):
         screen.print(line, soft_wrap=True)
     facts = (
         "name",
@@ -341,9 +341,9 @@ def _explain(arguments: argparse.Namespace) -> int:
         "complete",
         "met_in",
     )
-    diagnosis = {name: getattr(found, name) for name in ("failing", "total", "where", "first_block")} | {
-        "findings": list(found.words),
-        "explanations": [{name: getattr(e, name) for name in facts} for e in found.explanations],
+    diagnosis = {name: getattr(result, name) for name in ("failing", "total", "where", "first_block")} | {
+        "findings": list(result.words),
+        "explanations": [{name: getattr(e, name) for name in facts} for e in result.explanations],
     }
     within = None if held is None else held.name
     head = {"schema": "fp8-oracle.explanation/1", "contract": case.contract, "class": within}
@@ -375,16 +375,16 @@ def _named(arguments: argparse.Namespace) -> CallFile:
     return CallFile(contract.name, inputs, single, call, arguments.arch or "sm90", common.declared(arguments))
 
 
-def _lines(found: Diagnosis) -> list[str]:
+def _lines(result: Diagnosis) -> list[str]:
     """A diagnosis as lines of text."""
-    if not found.failing:
+    if not result.failing:
         return ["  no element fails: there is nothing to explain"]
-    lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
-    lines += [f"  {finding}" for finding in found.words]
-    for rank, e in enumerate(found.explanations[:5], 1):
+    lines = [f"  {result.failing} of {counted(result.total, 'element')} fail: {result.where}"]
+    lines += [f"  {finding}" for finding in result.words]
+    for rank, e in enumerate(result.explanations[:5], 1):
         met_in = f"; met in {e.met_in}" if e.met_in else ""
         lines.append(f"  {rank}. {e.name}: {e.said} ({e.numerics}{met_in})")
-    if not found.explanations:
+    if not result.explanations:
         lines.append("  no fault of the catalogue reproduces half of the failing elements")
     return lines
 
@@ -424,6 +424,6 @@ def _identify(arguments: argparse.Namespace) -> int:
         common.say(name)
         for match in matches[: arguments.top]:
             print(f"  {100 * match.equal:9.4f}% of {counted(match.compared, 'element')}  {match.schedule}")
-        if arguments.top > 1 and (said := _ties([match.schedule for match in matches if match.equal == 1.0])):
-            print(said)
+        if arguments.top > 1 and (text := _ties([match.schedule for match in matches if match.equal == 1.0])):
+            print(text)
     return 0

@@ -189,8 +189,8 @@ class Bar:
 
 def add_output_arguments(command: argparse.ArgumentParser) -> None:
     """The reports of a run, which :func:`write_reports` writes."""
-    for name, (_, said) in FORMATS.items():
-        command.add_argument(f"--{name}", metavar="FILE", help=said)
+    for name, (_, text) in FORMATS.items():
+        command.add_argument(f"--{name}", metavar="FILE", help=text)
 
 
 def add_volume_arguments(command: argparse.ArgumentParser) -> None:

@@ -66,9 +66,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     traces, screen = [], console(stderr=arguments.traces == "-")
     for trace in evaluate(definition, workloads, solution, name, root=root, renamed=renamed, options=options, **asked):
         traces.append(trace)
-        status, said = trace["evaluation"]["status"], trace["evaluation"]["log"].partition("\n")[0]
+        status, sentence = trace["evaluation"]["status"], trace["evaluation"]["log"].partition("\n")[0]
         style = "green" if status == PASSED else "bold red"
-        screen.print(Text.assemble((status, style), f" {trace['workload']['uuid']}: {said}"), soft_wrap=True)
+        screen.print(Text.assemble((status, style), f" {trace['workload']['uuid']}: {sentence}"), soft_wrap=True)
     write_text(arguments.traces, "".join(json.dumps(trace, allow_nan=False) + "\n" for trace in traces))
     good = sum(trace["evaluation"]["status"] == PASSED for trace in traces)
     screen.print(f"{solution.name}: {good} of {len(traces)} workloads PASSED, judged as {name}", soft_wrap=True)

@@ -137,5 +137,7 @@ def install(commands: Mapping[str, argparse.ArgumentParser]) -> None:
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         if command.description is not None:
             command.description = textwrap.fill(command.description, WIDTH)
-        lines = [text for said, shown in EXAMPLES.get(name, ()) for text in (f"  # {said}", f"  fp8-oracle {shown}")]
+        lines = [
+            text for sentence, shown in EXAMPLES.get(name, ()) for text in (f"  # {sentence}", f"  fp8-oracle {shown}")
+        ]
         command.epilog = "\n".join(["examples:", *lines]) if lines else None

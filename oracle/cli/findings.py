@@ -41,15 +41,15 @@ def add(commands: common.Commands) -> None:
 
 def _findings(arguments: argparse.Namespace) -> int:
     chosen, screen = finding_scripts.scripts(arguments.folder, arguments.only), common.console()
-    found = {}
+    results = {}
     for ran in finding_scripts.run(chosen, jobs=arguments.jobs, seconds=arguments.seconds):
-        found[ran.name] = {"status": ran.status, "said": ran.said}
+        results[ran.name] = {"status": ran.status, "said": ran.said}
         line = Text.assemble((f"{ran.status:<11}", STYLES[ran.status]), f" {ran.name}: {ran.said}")
         screen.print(line, soft_wrap=True)
     if arguments.out is not None:
         fixtures.make_folder(arguments.out)
         machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
-        fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": found})
-    ends = [one["status"] for one in found.values()]
+        fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": results})
+    ends = [one["status"] for one in results.values()]
     common.say(f"{counted(len(ends), 'finding')}: " + ", ".join(f"{ends.count(end)} {end}" for end in STYLES))
     return 1 if THERE in ends else 0 if HEALED in ends else 2

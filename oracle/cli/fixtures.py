@@ -113,9 +113,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
         make, threads = partial(_checking, goldens), divided(arguments.jobs, None)
         done = in_order(make, range(len(cases)), jobs=arguments.jobs, threads=threads, started=started)
-        for entry, found in zip(cases, stack.enter_context(closing(done)), strict=True):
-            if isinstance(found, Lost):
-                raise FixtureError(f"{entry['id']}: cannot be made again: {found.cause}")
+        for entry, result in zip(cases, stack.enter_context(closing(done)), strict=True):
+            if isinstance(result, Lost):
+                raise FixtureError(f"{entry['id']}: cannot be made again: {result.cause}")
             bar.advance()
     for line in golden.summary(goldens):
         say(line)

@@ -106,7 +106,7 @@ def _place(arguments: argparse.Namespace) -> Path | None:
 def _list(arguments: argparse.Namespace) -> int:
     table = Table("project", "kernel", "contract", "installed", "carried")
     for project in gallery.projects_of(_place(arguments)):
-        here = ", ".join(f"{name} {found}" for name, found in project.versions().items())
+        here = ", ".join(f"{name} {result}" for name, result in project.versions().items())
         for kernel in project.kernels:
             table.add_row(*map(Text, (project.name, kernel.named, kernel.contract, here or "no", project.carried)))
     console().print(table)
@@ -187,11 +187,11 @@ def _page(arguments: argparse.Namespace) -> int:
 
 def _store(arguments: argparse.Namespace) -> int:
     old, new = read(arguments.into), read(arguments.new)
-    kept = stored(old, new)
-    kept.write(arguments.into)
-    say("\n".join(beside(old, kept)) or "nothing changed")
-    there = sum(1 for row in kept.rows if not row.recorded)
-    say(f"{len(kept.rows)} rows in {arguments.into}, {there} recorded as {arguments.new}")
+    remaining = stored(old, new)
+    remaining.write(arguments.into)
+    say("\n".join(beside(old, remaining)) or "nothing changed")
+    there = sum(1 for row in remaining.rows if not row.recorded)
+    say(f"{len(remaining.rows)} rows in {arguments.into}, {there} recorded as {arguments.new}")
     return 0
 
 

@@ -63,12 +63,12 @@ def _print(report: checkpoint.Report, everything: bool) -> None:
     kinds: dict[tuple[str, str], list[checkpoint.Finding]] = defaultdict(list)
     for finding in report.findings:
         kinds[finding.level, finding.kind].append(finding)
-    for (level, kind), found in sorted(kinds.items(), key=lambda item: checkpoint.LEVELS.index(item[0][0])):
-        screen.print(Text.assemble((level, STYLES[level]), f"  {kind}, {len(found)}"))
-        for finding in found if everything else found[:SHOWN]:
+    for (level, kind), result in sorted(kinds.items(), key=lambda item: checkpoint.LEVELS.index(item[0][0])):
+        screen.print(Text.assemble((level, STYLES[level]), f"  {kind}, {len(result)}"))
+        for finding in result if everything else result[:SHOWN]:
             screen.print(f"    {finding.tensor}: {finding.said}", soft_wrap=True)
-        if len(found) > SHOWN and not everything:
-            screen.print(f"    and {len(found) - SHOWN} more; --all shows them")
+        if len(result) > SHOWN and not everything:
+            screen.print(f"    and {len(result) - SHOWN} more; --all shows them")
     counts = ", ".join(f"{sum(f.level == level for f in report.findings)} {level}s" for level in checkpoint.LEVELS)
     screen.print(f"{'OK' if report.ok else 'NOT OK'}  {len(report.weights)} quantised weights; {counts}")
 

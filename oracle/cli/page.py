@@ -93,8 +93,8 @@ def _in_place(contract: Contract) -> list[str]:
     inputs = {spec.name for spec in contract.inputs if spec.kind is not Kind.PARAMETERS}
     if inputs.isdisjoint(contract.returns):
         return []
-    said = "An output of the name of an input is a new tensor, and that input itself stays unchanged: "
-    return textwrap.wrap(f"{said}{IN_PLACE}.", 118)
+    text = "An output of the name of an input is a new tensor, and that input itself stays unchanged: "
+    return textwrap.wrap(f"{text}{IN_PLACE}.", 118)
 
 
 def releases_of(contract: Contract) -> str:
@@ -119,15 +119,19 @@ def _about(contract: Contract, docstring: str) -> str:
     own = {*_takes(contract), *contract.returns}
     own |= {choice for option in contract.options for choice in option.choices or () if isinstance(choice, str)}
     foreign = (_named() | {"c"} if contract.multiplies else _named()) - own  # elsewhere c is a column
-    kept = []
+    remaining = []
     for paragraph in inspect.cleandoc(docstring).split("\n\n"):
         if paragraph.startswith(" ") or _UNDERLINED.search(paragraph):
             lines = paragraph.split("\n")
-            kept.append("\n".join(line for line in lines if (m := _ENTRY.match(line)) is None or m[1] not in foreign))
+            remaining.append(
+                "\n".join(line for line in lines if (m := _ENTRY.match(line)) is None or m[1] not in foreign)
+            )
             continue
-        said = [one for one in _SENTENCE.split(paragraph) if foreign.isdisjoint(_QUOTED.findall(one))]
-        kept.append(paragraph if len(said) == len(_SENTENCE.split(paragraph)) else textwrap.fill(" ".join(said), 118))
-    return "\n\n".join(kept)
+        text = [one for one in _SENTENCE.split(paragraph) if foreign.isdisjoint(_QUOTED.findall(one))]
+        remaining.append(
+            paragraph if len(text) == len(_SENTENCE.split(paragraph)) else textwrap.fill(" ".join(text), 118)
+        )
+    return "\n\n".join(remaining)
 
 
 @lru_cache(maxsize=1)
@@ -222,13 +226,13 @@ def _outputs(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
         usual, dues = [call for call, _ in pairs], [due for _, due in pairs]
         dtypes = _dtypes(usual, [each[name].dtypes for each in dues])
         partly = any(each[name].specified is not None for each in dues)
-        said = "; some elements are unspecified" if partly else ""
-        said += "; may be left out" if any(each[name].optional for each in dues) else ""
+        text = "; some elements are unspecified" if partly else ""
+        text += "; may be left out" if any(each[name].optional for each in dues) else ""
         shape = _formula(name, usual, [_shape_of(call, name) for call in usual])
         if name in contract.shapes:
-            yield f"  output {name} {dtypes}{said}: {contract.shapes[name]}"
+            yield f"  output {name} {dtypes}{text}: {contract.shapes[name]}"
         else:
-            yield f"  output {name} {shape}, {dtypes}{said}"
+            yield f"  output {name} {shape}, {dtypes}{text}"
         known = {id(call.inputs): due[name].dtypes for call, due in zip(usual, dues, strict=True)}
         for (option, value), these in others.items():
             due = [(call, contract.outputs(call).get(name)) for call in these]
@@ -251,7 +255,7 @@ def _shape_of(call: Call, name: str) -> tuple[int, ...]:
 
 def _varied(contract: Contract, calls: Sequence[Call]) -> dict[tuple[str, object], list[Call]]:
     """Calls with every value of every option that has few, but for the default: those of the cases that admit it."""
-    found: dict[tuple[str, object], list[Call]] = {}
+    results: dict[tuple[str, object], list[Call]] = {}
     for option in contract.options:
         for value in option.choices or ():
             if value == option.default:
@@ -264,17 +268,17 @@ def _varied(contract: Contract, calls: Sequence[Call]) -> dict[tuple[str, object
                 except OracleError:  # the value does not go with these inputs, or with another option
                     these = [one for one in these if one.inputs is not call.inputs]
             if these:
-                found[option.name, value] = these
-    return found
+                results[option.name, value] = these
+    return results
 
 
 def _dtypes(calls: Sequence[Call], dtypes: Sequence[tuple[torch.dtype, ...]]) -> str:
     """The dtypes of an output, or the input whose dtype it has."""
-    found = dict.fromkeys(str(word(dtype)) for each in dtypes for dtype in each)
-    for name in calls[0].inputs if len(found) > 1 else ():
+    result = dict.fromkeys(str(word(dtype)) for each in dtypes for dtype in each)
+    for name in calls[0].inputs if len(result) > 1 else ():
         if all(name in c.inputs and (c.inputs[name].dtype,) == due for c, due in zip(calls, dtypes, strict=True)):
             return f"the dtype of {name}"
-    return "|".join(found)
+    return "|".join(result)
 
 
 def _formula(name: str, calls: Sequence[Call], shapes: Sequence[tuple[int, ...]]) -> str:
@@ -295,17 +299,17 @@ def _formula(name: str, calls: Sequence[Call], shapes: Sequence[tuple[int, ...]]
 
 def _extents(call: Call) -> dict[str, int]:
     """Extents and numbers of a call by the name that a page has for them."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for spec in call.contract.inputs:
         for axis, dim in enumerate(spec.dims or ()):
             if spec.name in call.inputs and dim.isidentifier():
-                found.setdefault(dim, call.inputs[spec.name].shape[axis])
-        if spec.dims is None and spec.name in call.inputs and (said := _BRACKET.match(spec.doc)) is not None:
-            shape, dims = call.inputs[spec.name].shape, said[1].split(", ")
+                results.setdefault(dim, call.inputs[spec.name].shape[axis])
+        if spec.dims is None and spec.name in call.inputs and (text := _BRACKET.match(spec.doc)) is not None:
+            shape, dims = call.inputs[spec.name].shape, text[1].split(", ")
             if len(shape) == len(dims) and all(dim.isidentifier() for dim in dims):
-                found |= {dim: n for dim, n in zip(dims, shape, strict=True) if dim not in found}
+                results |= {dim: n for dim, n in zip(dims, shape, strict=True) if dim not in results}
     numbers = {name: n for name, n in call.resolved.items() if isinstance(n, int) and not isinstance(n, bool)}
-    return found | {name: n for name, n in numbers.items() if n > 0}
+    return results | {name: n for name, n in numbers.items() if n > 0}
 
 
 _BRACKET = re.compile(r"\[([^\]]+)\]")
@@ -318,15 +322,15 @@ def _axis(known: Sequence[Mapping[str, int]], extents: Sequence[int], numbers: C
     for formulas in (_PLAIN, _SCALED, _TILES):
         if formulas is not _PLAIN and len(set(extents)) < 3:  # too few to tell formulas apart
             return str(extents[0]) if len(set(extents)) == 1 and extents[0] in numbers else None
-        found: dict[tuple[int, ...], str] = {}
+        results: dict[tuple[int, ...], str] = {}
         for text, steps in formulas:
             for of in permutations(names, len(steps)):
                 pairs = [tuple(zip((each[name] for name in of), steps, strict=True)) for each in every]
                 values = [math.prod(_rounded(extent, *step) for extent, step in pair) for pair in pairs]
                 if values[: len(known)] == list(extents):
-                    found.setdefault(tuple(values), text.format(*of))
-        if found:
-            return next(iter(found.values())) if len(found) == 1 else None
+                    results.setdefault(tuple(values), text.format(*of))
+        if results:
+            return next(iter(results.values())) if len(results) == 1 else None
     return None
 
 
@@ -355,34 +359,34 @@ def _rounded(extent: int, up: int, down: int, unit: int) -> int:
 def _recipes(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
     """Every recipe that the small cases admit with any value of the options, or that the contract's record names, with
     its special values."""
-    found: dict[str, Recipe] = {}
+    results: dict[str, Recipe] = {}
     chosen: dict[tuple[str, ...], list[dict[str, object]]] = {}
     for call in _with_every_recipe(contract, calls):
         admitted = _admitted(call)
-        said: dict[str, object] = {o.name: word(call.resolved[o.name]) for o in contract.options if o.choices}
-        said |= {spec.name: "given" for spec in contract.inputs if spec.optional and spec.name in call.inputs}
-        chosen.setdefault(tuple(admitted), []).append(said)
-        found = admitted | found
+        text: dict[str, object] = {o.name: word(call.resolved[o.name]) for o in contract.options if o.choices}
+        text |= {spec.name: "given" for spec in contract.inputs if spec.optional and spec.name in call.inputs}
+        chosen.setdefault(tuple(admitted), []).append(text)
+        results = admitted | results
     chosen.pop((), None)
     if chosen:
         yield "  recipes: an output is right when one of them admits all of it; the first is the reference"
-        every = [said for these in chosen.values() for said in these]
+        every = [text for these in chosen.values() for text in these]
         for names, these in chosen.items():
             alike = {k: v for k, v in these[0].items() if all(one.get(k) == v for one in these)}
             words = ", ".join(f"{k}={v}" for k, v in alike.items() if any(one.get(k) != v for one in every))
             yield f"    admitted{f' with {words}' if words else ''}: {', '.join(names)}"
     else:
         stated = [one for kind in type(contract).__mro__ for value in vars(kind).values() for one in _stated(value)]
-        found = {recipe.name: recipe for recipe in stated}
-    for recipe in found.values():
+        results = {recipe.name: recipe for recipe in stated}
+    for recipe in results.values():
         yield from (f"    {line}" for line in recipe_lines(recipe))
 
 
 def _named_in_text(contract: Contract, printed: str) -> Iterator[str]:
     """The recipes that the contract's own text names and that are not ``printed`` yet."""
-    said = " ".join(vars(kind).get("__doc__") or "" for kind in type(contract).__mro__ if kind not in Contract.__mro__)
-    said += " ".join(option.doc for option in contract.options)
-    names = [name for name in dict.fromkeys(_WORD.findall(said)) if name in recipes() and f" {name}: " not in printed]
+    text = " ".join(vars(kind).get("__doc__") or "" for kind in type(contract).__mro__ if kind not in Contract.__mro__)
+    text += " ".join(option.doc for option in contract.options)
+    names = [name for name in dict.fromkeys(_WORD.findall(text)) if name in recipes() and f" {name}: " not in printed]
     if names:
         yield "  recipes that are named above"
     for name in names:
@@ -452,11 +456,11 @@ def recipe_lines(recipe: Recipe) -> Iterator[str]:
         yield f"  {'; '.join(steps)}; every operation is rounded to float32"
     codes = f"code = {element} of {recipe.code}, {recipe.rounding}, saturated"
     yield f"  {codes}{_symbols(recipe)}"
-    said = _attributes(Recipe)
-    for name in said:
+    text = _attributes(Recipe)
+    for name in text:
         value = getattr(recipe, name)
         if name not in _IN_STEPS and value != next(field.default for field in fields(recipe) if field.name == name):
-            yield f"  {name}={_set(value)}: {said[name]}"
+            yield f"  {name}={_set(value)}: {text[name]}"
     for what, values, at in _SPECIAL:
         yield f"  {what}: {_given(recipe, values, at)}"
 
@@ -507,14 +511,14 @@ def _set(value: object) -> object:
 @lru_cache(maxsize=1)
 def _attributes(record: type) -> dict[str, str]:
     """What the docstring of a record says of each of its fields."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     text = inspect.cleandoc(record.__doc__ or "").partition("Attributes\n----------\n")[2]
     for entry in re.split(r"\n(?=\w)", text):
-        names, _, said = re.sub(
+        names, _, sentence = re.sub(
             r"\n *", " ", entry.replace("\n ", " : ", 1) if " : " not in entry else entry
         ).partition(" : ")
-        found |= {name: said.strip().replace("``", "") for name in names.split(", ")}
-    return found
+        results |= {name: sentence.strip().replace("``", "") for name in names.split(", ")}
+    return results
 
 
 _INF, _NAN = math.inf, math.nan
@@ -535,25 +539,25 @@ def _given(recipe: Recipe, values: Sequence[float], at: int) -> str:
     x = torch.tensor(values[-1], dtype=dtype, device="cpu").repeat(rows, columns)
     x[0, 0] = values[0]
     one = torch.ones(1, dtype=torch.float32, device="cpu")
-    made = _quantized(recipe, x, one)
-    codes = codes_of(made.codes, recipe.element).flatten()
-    said = f"code {int(codes[at]):#04x}"
+    result = _quantized(recipe, x, one)
+    codes = codes_of(result.codes, recipe.element).flatten()
+    text = f"code {int(codes[at]):#04x}"
     if codes.numel() > 1 and len(values) > 1:
-        said += f", of a one {int(codes[-1]):#04x}"
+        text += f", of a one {int(codes[-1]):#04x}"
     if recipe.formula is not ScaleFormula.GIVEN:
-        if float(made.scale.flatten()[0]) == 0:
-            said += " or any other, which stands for 0 under this scale"
-        said = f"scale {float(made.scale.flatten()[0]):g}, {said}"
+        if float(result.scale.flatten()[0]) == 0:
+            text += " or any other, which stands for 0 under this scale"
+        text = f"scale {float(result.scale.flatten()[0]):g}, {text}"
     if recipe.scaling.global_scale:
         wide = _quantized(recipe, x, one * math.inf)
-        said += f" (global scale 1); under an infinite one scale {float(wide.scale.flatten()[0]):g}, "
-        said += f"code {int(codes_of(wide.codes, recipe.element).flatten()[at]):#04x}"
-    return said
+        text += f" (global scale 1); under an infinite one scale {float(wide.scale.flatten()[0]):g}, "
+        text += f"code {int(codes_of(wide.codes, recipe.element).flatten()[at]):#04x}"
+    return text
 
 
 def _quantized(recipe: Recipe, x: Tensor, one: Tensor) -> Quantized:
-    given = one if recipe.formula is ScaleFormula.GIVEN else None
-    return quantize(x, recipe, scale=given, global_scale=one if recipe.scaling.global_scale else None)
+    supplied = one if recipe.formula is ScaleFormula.GIVEN else None
+    return quantize(x, recipe, scale=supplied, global_scale=one if recipe.scaling.global_scale else None)
 
 
 # --- numerics -------------------------------------------------------------------------------------------------

@@ -15,9 +15,23 @@ from functools import lru_cache
 from importlib.resources import files
 
 PROJECTS = (
-    "vLLM", "SGLang", "sglang-kernel", "FlashInfer", "DeepGEMM", "sgl-deep-gemm", "TensorRT-LLM", "TransformerEngine",
-    "torchao", "Model-Optimizer", "microxcaling", "FBGEMM", "LMDeploy", "DeepEP", "DeepSeek-V3", "NVIDIA/cutlass",
-)  # fmt: skip
+    "vLLM",
+    "SGLang",
+    "sglang-kernel",
+    "FlashInfer",
+    "DeepGEMM",
+    "sgl-deep-gemm",
+    "TensorRT-LLM",
+    "TransformerEngine",
+    "torchao",
+    "Model-Optimizer",
+    "microxcaling",
+    "FBGEMM",
+    "LMDeploy",
+    "DeepEP",
+    "DeepSeek-V3",
+    "NVIDIA/cutlass",
+)
 _PROJECT = re.compile(rf"\b({'|'.join(map(re.escape, PROJECTS))})(?![\w-])")
 _RELEASE = re.compile(r"@[0-9a-f]{7,40}\b|\bPR \d+|(?<![\w.])\d+\.\d+(?:\.\w+)*(?![\w.]*\w)")
 NONE = "none is stated"
@@ -25,12 +39,12 @@ NONE = "none is stated"
 
 def stated(texts: Iterable[str]) -> list[str]:
     """``PROJECT RELEASE`` for each release behind the name of a project in the ``texts``, each once."""
-    found: dict[str, None] = {}
+    results: dict[str, None] = {}
     for text in texts:
         parts = _PROJECT.split(text)
         for project, rest in zip(parts[1::2], parts[2::2], strict=True):
-            found |= dict.fromkeys(f"{project} {release}" for release in _RELEASE.findall(rest.partition(";")[0]))
-    return list(found)
+            results |= dict.fromkeys(f"{project} {release}" for release in _RELEASE.findall(rest.partition(";")[0]))
+    return list(results)
 
 
 @lru_cache(maxsize=1)

@@ -450,13 +450,13 @@ def _judge(
             so_far = f"[bold red]{failing} failing[/] " if failing else ""
             bar.runs(f"{so_far}{item.contract} \\[{item.subject}]")
 
-        new = [number for number, found in enumerate(earlier) if found is None]
+        new = [number for number, result in enumerate(earlier) if result is None]
         running = stack.enter_context(contextlib.closing(pool(new, started=started)))
-        outcomes = (_told(items[number], said) for number, said in zip(new, running, strict=True))
-        for key, found in zip(keys, earlier, strict=True):
-            outcome = next(outcomes) if found is None else replace(found, known=None)
+        outcomes = (_told(items[number], text) for number, text in zip(new, running, strict=True))
+        for key, result in zip(keys, earlier, strict=True):
+            outcome = next(outcomes) if result is None else replace(result, known=None)
             ((outcome,), _) = ledger.apply([outcome], entries, whole=False)
-            if recorder is not None and found is None:
+            if recorder is not None and result is None:
                 recorder.append(key, outcome)
             if verbose:
                 screen.print(words.line(outcome), soft_wrap=True)
@@ -556,10 +556,15 @@ def _merge(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     old, new = _read(arguments.old), _read(arguments.new)
     renamed = common.pairs(arguments.pair, "--pair") or None
-    for names, given, report in ((renamed or (), arguments.old, old), ((renamed or {}).values(), arguments.new, new)):
+    for names, supplied, report in (
+        (renamed or (), arguments.old, old),
+        ((renamed or {}).values(), arguments.new, new),
+    ):
         subjects = {o.subject for o in report.outcomes}
         if unknown := [name for name in names if name not in subjects]:
-            raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; {among(unknown[0], sorted(subjects))}")
+            raise OptionError(
+                f"--pair: {supplied} has no subject {unknown[0]!r}; {among(unknown[0], sorted(subjects))}"
+            )
     comparison = changes.between(old, new, renamed=renamed)
     comment = None if arguments.markdown is None else changes.to_markdown(comparison, arguments.title)
     screen = common.console(stderr="-" in (arguments.json, arguments.markdown))

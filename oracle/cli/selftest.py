@@ -70,8 +70,8 @@ def _mutate(arguments: argparse.Namespace) -> int:
         for mutant in score.mutants:
             if mutant.fate in (mutation.Fate.SURVIVED, mutation.Fate.EQUIVALENT, mutation.Fate.TOLERATED):
                 style = "bold red" if mutant.fate is mutation.Fate.SURVIVED else "dim"
-                found = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
-                screen.print(Text.assemble((str(mutant.fate), style), found), soft_wrap=True)
+                result = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
+                screen.print(Text.assemble((str(mutant.fate), style), result), soft_wrap=True)
     own_data = {rule.name: mutation.mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
     for name, found_in in own_data.items():
         tried = [noticed for noticed in (found_in or {}).values() if noticed is not None]
@@ -132,19 +132,19 @@ def _measured(arguments: argparse.Namespace, screen: Console) -> _Measured:
         done = in_order(make, range(len(tasks)), jobs=arguments.jobs, threads=threads, started=started)
         stack.enter_context(closing(done))
         pieces, variants, lost = dict[str, list[mutation.Score]](), list[mutation.Variant](), 0
-        for (contract, names, _), found in zip(tasks, done, strict=True):
+        for (contract, names, _), result in zip(tasks, done, strict=True):
             bar.advance()
-            lost += isinstance(found, Lost)
-            if isinstance(found, Lost):
-                screen.print(f"LOST {contract or 'legal variants'} {', '.join(names)}: {found.cause}", soft_wrap=True)
-                untried = ((catalogue()[name], found.cause) for name in names)
+            lost += isinstance(result, Lost)
+            if isinstance(result, Lost):
+                screen.print(f"LOST {contract or 'legal variants'} {', '.join(names)}: {result.cause}", soft_wrap=True)
+                untried = ((catalogue()[name], result.cause) for name in names)
                 fate = mutation.Fate.UNTRIED
                 mutants = [mutation.Mutant(f.name, str(f.family), contract, fate, why=why) for f, why in untried]
-                found = mutation.Score(contract, tuple(mutants), 0, {}) if contract else []
-            if isinstance(found, mutation.Score):
-                pieces.setdefault(contract, []).append(found)
+                result = mutation.Score(contract, tuple(mutants), 0, {}) if contract else []
+            if isinstance(result, mutation.Score):
+                pieces.setdefault(contract, []).append(result)
             else:
-                variants = found
+                variants = result
     return [mutation.joined(some) for some in pieces.values()], variants, lost
 
 

@@ -287,21 +287,21 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
 
 def _reach(only: str | None) -> int:
     """What the default cases of each contract do not have; exit 1 where no exemption names it."""
-    found, exempt = 0, 0
+    result, exempt = 0, 0
     for name in sorted(cases.grammars()) if only is None else [get(only).name]:
         for gap in reached.gaps(name, drawn.default_cases(name, 0)):
             reason = reached.EXEMPT.get(f"{name}: {gap}")
-            found, exempt = found + 1, exempt + (reason is not None)
+            result, exempt = result + 1, exempt + (reason is not None)
             say(f"{name}: {gap}{'' if reason is None else f' (exempt: {reason})'}")
-    say(f"{counted(found, 'gap')}, {exempt} of them exempt")
-    return 1 if found > exempt else 0
+    say(f"{counted(result, 'gap')}, {exempt} of them exempt")
+    return 1 if result > exempt else 0
 
 
 def _missing(names: Sequence[str], root: Path | None) -> int:
     """What the libraries offer and nothing here describes; exit 1 where there is some, or no library could be read."""
     if root is not None and not root.is_dir():
         raise OptionError(f"{root} is no folder; unpack the wheels into one")
-    read = [found for name in names if (found := _surveyed(project(name), root)) is not None]
+    read = [result for name in names if (result := _surveyed(project(name), root)) is not None]
     table = Table("project", title="routines of libraries", title_justify="left")
     for column in ("public", "counted", "bound", "contract", "exempt", "missing"):
         table.add_column(column, justify="right")
@@ -315,23 +315,23 @@ def _missing(names: Sequence[str], root: Path | None) -> int:
 
 def _surveyed(of: Project, root: Path | None) -> Survey | None:
     """The survey of one library, after a line for each routine of it that is missing and each reason of exemptions."""
-    found = survey(of, root)
-    if found is None:
+    result = survey(of, root)
+    if result is None:
         say(f"{of.name}: UNSUPPORTED: not {'installed' if root is None else f'in {root}'}; {of.install}")
         return None
-    for name in found.missing:
-        first = found.places[name][0]
-        say(f"{of.name}: {found.kinds[name]}: {first.target}({', '.join(first.tensors) or '...'})")
-    for reason in dict.fromkeys(found.exempt.values()):
-        names = sorted(name for name, why in found.exempt.items() if why == reason)
+    for name in result.missing:
+        first = result.places[name][0]
+        say(f"{of.name}: {result.kinds[name]}: {first.target}({', '.join(first.tensors) or '...'})")
+    for reason in dict.fromkeys(result.exempt.values()):
+        names = sorted(name for name, why in result.exempt.items() if why == reason)
         say(f"{of.name}: {len(names)} exempt, {reason}: {', '.join(names)}")
     for what, those in (
-        ("exemption or alias names nothing", found.unused),
-        ("file is not read by this Python", found.unread),
+        ("exemption or alias names nothing", result.unused),
+        ("file is not read by this Python", result.unread),
     ):
         for one in those:
             say(f"{of.name}: {what}: {one}")
-    return found
+    return result
 
 
 def _coverage(arguments: argparse.Namespace) -> int:

@@ -347,7 +347,7 @@ def _closing(report: Report) -> str:
         return "UNTESTED"
     if report.incomplete and not report.failures:
         return "UNFINISHED"
-    return "DOES NOT CONFORM" if any(found.watch != LOAD for found in report.failures) else "NOT JUDGED"
+    return "DOES NOT CONFORM" if any(result.watch != LOAD for result in report.failures) else "NOT JUDGED"
 
 
 # --- fingerprint --------------------------------------------------------------------------------------------

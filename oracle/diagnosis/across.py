@@ -191,10 +191,10 @@ def across(call: Call, arches: Sequence[str], *, id: str, captured: Mapping[str,
     specified = torch.ones(exact.shape, dtype=torch.bool, device=exact.device) if due is None else due
     sides, ways, outputs = list[Side](), dict[str, _Way | None](), dict[str, Tensor]()
     for arch in arches:
-        side, ways[arch], made = _side(call.on(arch), captured.get(arch))
+        side, ways[arch], result = _side(call.on(arch), captured.get(arch))
         sides.append(side)
         if not side.why:
-            outputs[arch] = exact if made is None else made
+            outputs[arch] = exact if result is None else result
     asked = _Asked(call, specified, exact, outputs)
     known = [arch for arch in arches if arch in outputs]
     pairs = [asked.pair(x, y, ways[x], ways[y]) for i, x in enumerate(known) for y in known[i + 1 :]]
@@ -216,10 +216,10 @@ def changes(a: Schedule, b: Schedule) -> list[Change]:
     differ = [name for name, group in groups.items() if _differ(a, b, *group)]
 
     def change(name: str, *steps: str) -> Change:
-        said = "; ".join(_said(a, b, groups[step]) for step in steps if step in differ)
+        text = "; ".join(_said(a, b, groups[step]) for step in steps if step in differ)
         own, of_instruction = (tuple(field for step in steps for field in groups[step][i]) for i in (0, 1))
         chosen = {field: getattr(b, field) for field in own}
-        return Change(name, said, chosen, {field: getattr(b.instruction, field) for field in of_instruction})
+        return Change(name, text, chosen, {field: getattr(b.instruction, field) for field in of_instruction})
 
     together: list[str] = []
     if a.scales is not b.scales or a.dequantises != b.dequantises:
@@ -228,11 +228,11 @@ def changes(a: Schedule, b: Schedule) -> list[Change]:
             together.append(_OPERANDS)
         if Sum.BLOCK_SCALED_GROUPS in (a.instruction.sum, b.instruction.sum):
             together.append(_WIDTH)
-    found = [change(_OPERANDS if _OPERANDS in together else _JOINED, *together)] if together else []
+    result = [change(_OPERANDS if _OPERANDS in together else _JOINED, *together)] if together else []
     for name in (name for name in differ if name not in together):
         same_interval = name == _PROMOTION and a.interval == b.interval
-        found.append(change("promotion arithmetic" if same_interval else name.replace("_", " "), name))
-    return found
+        result.append(change("promotion arithmetic" if same_interval else name.replace("_", " "), name))
+    return result
 
 
 def ulps_apart(x: Tensor, y: Tensor) -> Tensor:
@@ -313,8 +313,10 @@ class _Asked:
         for bits, judged in self._known[under]:
             if self._same(bits, output):
                 return judged
-        found = self.call.contract.judged(self._calls[under], {"out": output})
-        judged = Judged(str(found.status), not found.status.is_failure, found.outside, found.basis or found.summary)
+        result = self.call.contract.judged(self._calls[under], {"out": output})
+        judged = Judged(
+            str(result.status), not result.status.is_failure, result.outside, result.basis or result.summary
+        )
         self._known[under].append((output, judged))
         return judged
 
@@ -339,8 +341,8 @@ class _Asked:
     # --- causes ---------------------------------------------------------------------------------------------
 
     def _causes(self, one: _Way | None, other: _Way | None, x: Tensor, y: Tensor) -> tuple[Step, ...]:
-        for way, given in ((one, x), (other, y)):
-            if way is not None and not self._same(_bits(self.call, way), given):
+        for way, supplied in ((one, x), (other, y)):
+            if way is not None and not self._same(_bits(self.call, way), supplied):
                 why = f"the captured output has not the bits of {way.numerics}"
                 return (Step(_UNKNOWN, "", None, 0, why),)
         if one is None and other is None:
@@ -369,12 +371,12 @@ class _Asked:
         total, steps = int(differing.sum()), []
         if inst.align_bits is not None and inst.align_bits < IDEAL_BITS:
             wide = {"align_bits": IDEAL_BITS, "out_bits": 23}
-            said = _said(way.schedule, replace(way.schedule, instruction=replace(inst, **wide)), _STEPS[_ALIGNMENT])  # type: ignore[arg-type]
-            change = Change(_ALIGNMENT, said, {}, wide)
-            made = _bits(self.call, _Way(change.made(way.schedule), way.numerics))
-            explained = int((same_bits(made, y) & differing).sum())
-            steps.append(Step(_ALIGNMENT, said, explained, explained))
-            if self._same(made, y):
+            text = _said(way.schedule, replace(way.schedule, instruction=replace(inst, **wide)), _STEPS[_ALIGNMENT])  # type: ignore[arg-type]
+            change = Change(_ALIGNMENT, text, {}, wide)
+            result = _bits(self.call, _Way(change.made(way.schedule), way.numerics))
+            explained = int((same_bits(result, y) & differing).sum())
+            steps.append(Step(_ALIGNMENT, text, explained, explained))
+            if self._same(result, y):
                 return tuple(steps)
         why = "no schedule is without these roundings"
         return (*steps, Step(_REST, f"of sums, promotions and scales, to {EXACT}", None, total, why))
@@ -392,13 +394,13 @@ class _Asked:
             tried: list[tuple[int, tuple[Change, ...], Tensor]] = []
             for change in left:
                 try:
-                    made = run([*_flat(taken), change])
+                    result = run([*_flat(taken), change])
                 except NumericsError as error:  # told where the step is named: it cannot be replaced alone
                     refused.setdefault(change.name, str(error))
                     continue
-                tried.append((int(self._equal(made, y).sum()), (change,), made))
+                tried.append((int(self._equal(result, y).sum()), (change,), result))
                 if not taken:
-                    alone[change.name] = int((same_bits(made, y) & differing).sum())
+                    alone[change.name] = int((same_bits(result, y) & differing).sum())
             if not tried:  # no one of them can be replaced without another
                 tried = [(0, tuple(left), run([*_flat(taken), *left]))]
             _, chosen, current = max(tried, key=lambda each: each[0])
@@ -407,12 +409,12 @@ class _Asked:
         for chosen in list(taken) if len(taken) > 1 else ():
             rest = [each for each in taken if each is not chosen]
             taken = rest if self._same(run(_flat(rest)), y) else taken
-        found = []
+        results = []
         for count, chosen in enumerate(taken, 1):
             together = int((same_bits(run(_flat(taken[:count])), y) & differing).sum())
-            name, said = ", ".join(c.name for c in chosen), "; ".join(c.said for c in chosen)
-            found.append(Step(name, said, alone.get(name), together, refused.get(chosen[0].name, "")))
-        return tuple(found)
+            name, text = ", ".join(c.name for c in chosen), "; ".join(c.said for c in chosen)
+            results.append(Step(name, text, alone.get(name), together, refused.get(chosen[0].name, "")))
+        return tuple(results)
 
 
 def _flat(taken: Sequence[Sequence[Change]]) -> list[Change]:
@@ -421,8 +423,10 @@ def _flat(taken: Sequence[Sequence[Change]]) -> list[Change]:
 
 def _heads(numerics: str) -> list[object]:
     """How a reduction adds heads; empty where there are none."""
-    found = LOGITS.get(numerics)
-    return [] if found is None else [getattr(found, f.name) for f in fields(found) if f.name not in (*_ABOUT, "chain")]
+    result = LOGITS.get(numerics)
+    return (
+        [] if result is None else [getattr(result, f.name) for f in fields(result) if f.name not in (*_ABOUT, "chain")]
+    )
 
 
 def _ulp(value: Tensor, emin: int, fraction_bits: int) -> Tensor:

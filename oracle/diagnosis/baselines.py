@@ -78,8 +78,8 @@ class Said:
     passed: bool
 
     def __str__(self) -> str:
-        said = "passed: {}" if self.passed else "failed: {}, not"
-        return f"{self.name:<18} {said.format(f'{self.figure:.4g}')} {self.condition} {self.limit:g}"
+        text = "passed: {}" if self.passed else "failed: {}, not"
+        return f"{self.name:<18} {text.format(f'{self.figure:.4g}')} {self.condition} {self.limit:g}"
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ def _with_tolerances(rtol: float | None, atol: float | None) -> tuple[Rule, ...]
         raise OptionError(f"rtol is {rtol}, atol {atol}; torch takes both or neither")
     if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in (rtol, atol)):
         raise OptionError(f"rtol is {rtol!r}, atol {atol!r}; both must be numbers, finite and not negative")
-    given = rtol, atol
+    supplied = rtol, atol
     return tuple(
-        replace(rule, figure=lambda x, y, dtype: _beyond(x, y, *given)) if rule.figure is _torch else rule
+        replace(rule, figure=lambda x, y, dtype: _beyond(x, y, *supplied)) if rule.figure is _torch else rule
         for rule in _RULES
     )
 

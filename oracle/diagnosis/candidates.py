@@ -352,8 +352,8 @@ class FailingOutput:
             fallen = any(schedule is None for _, schedule in computed)
             return Prediction(write(call, computed, faults), unfaulted=self.by_exact_sums.right if fallen else None)
         changed = touches(faults, *BEFORE_STORE, Stage.STORE)
-        made = self._gathered(computed, faults) if changed else self._right_sums
-        return Prediction.between(*(fold(call, faults, Stage.WRITE, out) for out in made))
+        result = self._gathered(computed, faults) if changed else self._right_sums
+        return Prediction.between(*(fold(call, faults, Stage.WRITE, out) for out in result))
 
     @cached_property
     def _right_sums(self) -> list[Tensor]:
@@ -363,11 +363,11 @@ class FailingOutput:
     def _gathered(self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> list[Tensor]:
         call, first = self.call, computed[0][0].product
         blank = torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device)
-        made = [blank.clone() for _ in range(3)]
+        result = [blank.clone() for _ in range(3)]
         for i, (part, schedule) in enumerate(computed):
-            for out, acc in zip(made, self.sums(i, part.product, schedule, faults), strict=True):
+            for out, acc in zip(result, self.sums(i, part.product, schedule, faults), strict=True):
                 out[part.place] = stored(call, acc, faults)
-        return made
+        return result
 
     def sums(
         self, i: int | None, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]
@@ -380,8 +380,8 @@ class FailingOutput:
         acc = accumulated(self.call, product, schedule, faults)
         if self.call.schedule is not None:
             return (acc,)
-        kept = None if i is None or touches(faults, Stage.READ, Stage.PRODUCT) else self.widths.get(i)
-        width = interval_of(product, IEEE32) if kept is None else kept
+        remaining = None if i is None or touches(faults, Stage.READ, Stage.PRODUCT) else self.widths.get(i)
+        width = interval_of(product, IEEE32) if remaining is None else remaining
         if i is not None and not touches(faults, Stage.READ, Stage.PRODUCT):
             self.widths[i] = width
         infinity = torch.tensor(torch.inf, dtype=torch.float32, device=acc.device)
@@ -412,9 +412,9 @@ class FailingOutput:
             rows, columns = grid(part.of(self.bad))
             if not len(rows):
                 continue
-            product, made = subset(part.product, rows, columns), part.of(self.output)[rows[:, None], columns[None, :]]
-            found = (effective_factors(product, made, of_columns=axis) for axis in (False, True))
-            if any(used is not None and used.known > LISTED for used in found):
+            product, result = subset(part.product, rows, columns), part.of(self.output)[rows[:, None], columns[None, :]]
+            match = (effective_factors(product, result, of_columns=axis) for axis in (False, True))
+            if any(used is not None and used.known > LISTED for used in match):
                 return True
         return False
 
@@ -484,17 +484,17 @@ class FailingOutput:
         output, right, bad, specified = seen.output, seen.right, seen.bad, seen.specified
         known, nan = specified, torch.isnan(predicted.value)
         if not predicted.placement and bool(nan.any()):
-            nan, found = nan & ~torch.isnan(right), torch.isnan(output) & ~torch.isnan(right)
-            exactly = bool((nan & specified == found & specified).all())
-            unknown = (nan & ~found if exactly else nan) & specified
+            nan, result = nan & ~torch.isnan(right), torch.isnan(output) & ~torch.isnan(right)
+            exactly = bool((nan & specified == result & specified).all())
+            unknown = (nan & ~result if exactly else nan) & specified
             right_there = unknown & ~bad
             known = specified & ~unknown
             if int(right_there.sum()) > CHANCE * int(unknown.sum()):
                 known |= right_there
         agrees = predicted.agrees(output)
-        said = agrees if predicted.placement else agrees & predicted.changed(right)
+        text = agrees if predicted.placement else agrees & predicted.changed(right)
         contradicted, failed = known & ~agrees, bad & known
-        explained, failing = int((failed & said).sum()), int(failed.sum())
+        explained, failing = int((failed & text).sum()), int(failed.sum())
         return Explanation(
             " and ".join(fault.name for fault in faults),
             self.numerics,
@@ -554,19 +554,19 @@ class Sample:
         few = sum(count(view.failing) for view in fewer.views)
         for some in batches(faults):
             at_most = {} if fewer is failing else fewer.at_most(some)
-            none = {name for name, found in at_most.items() if found == (0, few)}
-            kept = [fault for fault in some if fault.name not in none]
-            at_most = failing.at_most(kept)
+            none = {name for name, result in at_most.items() if result == (0, few)}
+            remaining = [fault for fault in some if fault.name not in none]
+            at_most = failing.at_most(remaining)
             hopeless = {n for n, (agrees, known) in at_most.items() if agrees < LISTED * known or not (known or nan)}
-            yield from (fault for fault in kept if fault.name not in hopeless)
+            yield from (fault for fault in remaining if fault.name not in hopeless)
 
     def far(self, faults: Sequence[Fault]) -> set[str]:
         """Names of faults that give about the value of at most ``LISTED`` of what fails."""
-        failing, found = sum(count(view.failing) for view in self.views), set[str]()
+        failing, result = sum(count(view.failing) for view in self.views), set[str]()
         for some in batches(faults):
             at_most = self.at_most(some, near=True)
-            found |= {n for n, (agrees, known) in at_most.items() if known == failing and agrees <= LISTED * failing}
-        return found
+            result |= {n for n, (agrees, known) in at_most.items() if known == failing and agrees <= LISTED * failing}
+        return result
 
     def failing_alone(self) -> Sample:
         """Of one part, the rows and columns of the sample in which something fails; else the sample."""
@@ -606,9 +606,9 @@ class Sample:
             return self._at_most(faults, near=False)
         known = self.failure.mutated.near.setdefault(self.seen, {})
         asked = [fault for fault in faults if fault.name not in known]
-        made = self._at_most(asked, near=True)
-        known.update({fault.name: made.get(fault.name) for fault in asked})
-        return {fault.name: found for fault in faults if (found := known[fault.name]) is not None}
+        result = self._at_most(asked, near=True)
+        known.update({fault.name: result.get(fault.name) for fault in asked})
+        return {fault.name: match for fault in faults if (match := known[fault.name]) is not None}
 
     @cached_property
     def seen(self) -> tuple[object, ...]:
@@ -631,21 +631,21 @@ class Sample:
         early = {Stage.READ, Stage.PRODUCT, Stage.SCHEDULE} if near else {Stage.READ, Stage.PRODUCT}
         for fault in faults:
             if touches((fault,), Stage.READ, Stage.PRODUCT) and set(fault.changes) <= early:
-                made = self._changed(fault, near=near)
-                if isinstance(made, ScaledProduct):
-                    alone.append((fault.name, made))
-                elif made is not None:
-                    of_left, side = made
+                result = self._changed(fault, near=near)
+                if isinstance(result, ScaledProduct):
+                    alone.append((fault.name, result))
+                elif result is not None:
+                    of_left, side = result
                     if isinstance(side, Tensor):
                         scaled.append((fault.name, of_left, side))
                     else:
                         sides.append((fault.name, of_left, side))
-        found = self._near(scaled) if near else self._together(sides)
+        match = self._near(scaled) if near else self._together(sides)
         for name, product in alone:
             value, agrees = self._agreeing(product, self.views[0].output, near=near)
-            found[name] = self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
-        right = found.pop("", (0, 0))
-        return found | dict.fromkeys(stores, right)
+            match[name] = self._counted(agrees, ~torch.isnan(value), each=1, of_rows=True)[0]
+        right = match.pop("", (0, 0))
+        return match | dict.fromkeys(stores, right)
 
     def _changed(self, fault: Fault, *, near: bool) -> tuple[bool, Decoded | Tensor] | ScaledProduct | None:
         """What the sample of one product has of the fault: its left operand (True) or the other one (``near``, times
@@ -672,7 +672,7 @@ class Sample:
     def _near(self, sides: Sequence[tuple[str, bool, Tensor]]) -> dict[str, tuple[int, int]]:
         """:meth:`at_most` of faults of one operand, ``near``: their operands times scales are rows of one matrix."""
         product, output = self.piece(0, self.failure.call.parts[0].product), self.views[0].output
-        found = dict[str, tuple[int, int]]()
+        results = dict[str, tuple[int, int]]()
         rest, loss = self._scaled, max(float32_loss(product.K), LOST)
         for of_rows in (True, False):
             names = [name for name, of_left, _ in sides if of_left is of_rows]
@@ -686,8 +686,8 @@ class Sample:
             value, size = value * product.factor, size * abs(product.factor)
             agrees = around(value, size, output.repeat((each, 1) if of_rows else (1, each)), loss)
             counts = self._counted(agrees, ~torch.isnan(value), each=each, of_rows=of_rows)
-            found |= dict(zip(names, counts, strict=True))
-        return found
+            results |= dict(zip(names, counts, strict=True))
+        return results
 
     @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor]:
@@ -697,7 +697,7 @@ class Sample:
     def _together(self, sides: Sequence[tuple[str, bool, Decoded]]) -> dict[str, tuple[int, int]]:
         """:meth:`at_most` of faults of one operand by the call's arithmetic: those of one dtype are one product."""
         piece, output = self.piece(0, self.failure.call.parts[0].product), self.views[0].output
-        found = dict[str, tuple[int, int]]()
+        results = dict[str, tuple[int, int]]()
         stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Decoded]]]()
         for name, of_left, side in sides:
             stacks.setdefault((of_left, side.codes.dtype, side.scale.dtype), []).append((name, side))
@@ -708,8 +708,8 @@ class Sample:
             product, each = replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), len(stack)
             value, agrees = self._agreeing(product, output.repeat((each, 1) if of_rows else (1, each)), near=False)
             counts = self._counted(agrees, ~torch.isnan(value), each=each, of_rows=of_rows)
-            found |= dict(zip((name for name, _ in stack), counts, strict=True))
-        return found
+            results |= dict(zip((name for name, _ in stack), counts, strict=True))
+        return results
 
     def _counted(self, agrees: Tensor, known: Tensor, *, each: int, of_rows: bool) -> list[tuple[int, int]]:
         """Of what fails in the sample how many elements agree with each of several products, which lie one under the
@@ -746,9 +746,9 @@ class Sample:
     def sums_near(self, faults: Sequence[Fault]) -> dict[str, tuple[int, int]]:
         """As :meth:`at_most`, ``near``, of faults of the sum or of the schedule, by the arithmetic that is asked first;
         of the schedule by the first of one instruction and interval."""
-        call, found = self.failure.call, dict[str, tuple[int, int]]()
+        call, result = self.failure.call, dict[str, tuple[int, int]]()
         if len(call.parts) != 1 or not len(self.rows[0]) or not faults:
-            return found
+            return result
         product, view, own = self.piece(0, call.parts[0].product), self.views[0], call.schedule
         size = product.cached("magnitudes", lambda: magnitudes(product))
         for fault in faults:
@@ -760,8 +760,8 @@ class Sample:
                 agrees = around(value, size, view.output, max(float32_loss(product.K), LOST)) & view.failing
                 known[fault.name] = count(agrees), count(~torch.isnan(value) & view.failing)
             if (counts := known[fault.name]) is not None:
-                found[fault.name] = counts
-        return found
+                result[fault.name] = counts
+        return result
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -772,11 +772,11 @@ class Sample:
             if any(part.product.M != own.product.M for (part, _), own in zip(computed, call.parts, strict=False)):
                 return None
             return self.sums_of(computed, faults)
-        found = list[tuple[ScaledProduct, Schedule | None]]()
+        results = list[tuple[ScaledProduct, Schedule | None]]()
         for i, part in enumerate(call.parts):
             piece = fold(call, faults, Stage.PRODUCT, self.piece(i, part.product))
-            found.append((piece, fitting(piece, call.schedule)))
-        return self._accumulated(found, faults)
+            results.append((piece, fitting(piece, call.schedule)))
+        return self._accumulated(results, faults)
 
     def sums_of(self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> list[Sums]:
         """:meth:`sums` of the products that the kernel with these faults computes."""
@@ -786,7 +786,7 @@ class Sample:
         self, pieces: Sequence[tuple[ScaledProduct, Schedule | None]], faults: tuple[Fault, ...]
     ) -> list[Sums]:
         """:meth:`sums` of the samples of these products."""
-        call, found, late = self.failure.call, list[Sums](), not touches(faults, *BEFORE_STORE)
+        call, result, late = self.failure.call, list[Sums](), not touches(faults, *BEFORE_STORE)
         for i, (piece, schedule) in enumerate(pieces):
             if not len(self.rows[i]):
                 continue
@@ -799,8 +799,8 @@ class Sample:
             if fallen and i not in self.unfaulted:
                 own = self.piece(i, call.parts[i].product)
                 self.unfaulted[i] = stored(call, accumulated(call, own, None, ()), ())
-            found.append((self.views[i], accs, self.unfaulted[i] if fallen else None))
-        return found
+            result.append((self.views[i], accs, self.unfaulted[i] if fallen else None))
+        return result
 
     def piece(self, i: int, product: ScaledProduct) -> ScaledProduct:
         """The sample of a product that stands for part ``i``; that of the part itself is kept."""
@@ -840,16 +840,16 @@ class Sample:
         known = sum(int((view.failing & ~torch.isnan(p.value)).sum()) for view, p in predictions)
         if agreeing <= LISTED * known:
             return False
-        found = self.weigh_stored(faults, predictions)
-        return found is not None and found.share > LISTED
+        result = self.weigh_stored(faults, predictions)
+        return result is not None and result.share > LISTED
 
     def stored(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> list[tuple[View, Prediction]]:
         """What these sums predict."""
-        found = []
+        results = []
         for view, accs, unfaulted in pieces or ():
             values = (stored(self.failure.call, acc, faults) for acc in accs)
-            found.append((view, Prediction.between(*values, unfaulted=unfaulted)))
-        return found
+            results.append((view, Prediction.between(*values, unfaulted=unfaulted)))
+        return results
 
     def weigh_stored(
         self, faults: tuple[Fault, ...], predictions: Sequence[tuple[View, Prediction]]
@@ -954,10 +954,12 @@ class FailingRows:
         columns = self.sample.columns
         both = [torch.unique(torch.cat([own, own + 1])) for own in rows]
         both = [own[own < part.product.M] for own, part in zip(both, self.failure.call.parts, strict=True)]
-        made = self._sample(both, columns, self.bad)
+        result = self._sample(both, columns, self.bad)
         counted = [torch.isin(every, own)[:, None] for every, own in zip(both, rows, strict=True)]
-        made.views = [replace(v, bad=v.bad & of.to(made.device)) for v, of in zip(made.views, counted, strict=True)]
-        return made
+        result.views = [
+            replace(v, bad=v.bad & of.to(result.device)) for v, of in zip(result.views, counted, strict=True)
+        ]
+        return result
 
     def kept(self, faults: Iterable[Fault]) -> Iterator[Fault]:
         """The ``faults``, in their order, that are not refused: first those that are computed together, on some of the
@@ -970,15 +972,15 @@ class FailingRows:
 
     def far(self, faults: Sequence[Fault]) -> set[str]:
         """Names of those whose values are far from what fails, by any arithmetic."""
-        found, of = self.narrow.at_most(faults, near=True), dict[str, int]()
+        result, of = self.narrow.at_most(faults, near=True), dict[str, int]()
         for sample, stage in ((self.fewest, Stage.SUM), (self.narrow, Stage.SCHEDULE)):
             sums = sample.sums_near([fault for fault in faults if set(fault.changes) == {stage}])
-            found |= sums
+            result |= sums
             of |= dict.fromkeys(sums, sum(count(view.failing) for view in sample.views))
-        far = {name for name, counts in found.items() if self._too_few(*counts, of.get(name, self.all))}
-        unknown = (fault for fault in faults if fault.name in found and fault.name not in far)
+        far = {name for name, counts in result.items() if self._too_few(*counts, of.get(name, self.all))}
+        unknown = (fault for fault in faults if fault.name in result and fault.name not in far)
         return far | {
-            fault.name for fault in unknown if found[fault.name][1] < self.all and self._far_where_known(fault)
+            fault.name for fault in unknown if result[fault.name][1] < self.all and self._far_where_known(fault)
         }
 
     def settles(self, faults: Sequence[Fault], others: Sequence[Schedule | None]) -> bool:
@@ -1076,8 +1078,8 @@ class FailingRows:
         predictions = sample.stored(faults, sums)
         if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
             return None
-        found = sample.weigh_stored(faults, predictions)
-        return None if found is None else found.share > enough
+        result = sample.weigh_stored(faults, predictions)
+        return None if result is None else result.share > enough
 
 
 def batches(faults: Iterable[Fault]) -> Iterator[list[Fault]]:
@@ -1116,9 +1118,11 @@ def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:
     count = inside.sum(dim=1, keepdim=True)
 
     def centred(values: Tensor) -> Tensor:
-        kept = torch.where(inside, values, torch.zeros_like(values))
-        kept = torch.where(inside, kept - kept.sum(dim=1, keepdim=True) / count.clamp(min=1), torch.zeros_like(kept))
-        return kept / kept.abs().amax(dim=1, keepdim=True).clamp(min=2.0**-1000)
+        remaining = torch.where(inside, values, torch.zeros_like(values))
+        remaining = torch.where(
+            inside, remaining - remaining.sum(dim=1, keepdim=True) / count.clamp(min=1), torch.zeros_like(remaining)
+        )
+        return remaining / remaining.abs().amax(dim=1, keepdim=True).clamp(min=2.0**-1000)
 
     x, y, free = centred(x), centred(y), (count[:, 0] - 1).to(torch.float64)
     size = x.norm(dim=1) * y.norm(dim=1)
@@ -1133,7 +1137,7 @@ def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
     A part counts when its failing values correlate with that product and not with the right one. Of more than
     :data:`PAIRED` parts as many are asked, evenly spaced.
     """
-    parts, found = failure.call.parts, []
+    parts, result = failure.call.parts, []
     asked = evenly(torch.arange(len(parts), device="cpu"), PAIRED).tolist()
     for i, part in ((i, parts[i]) for i in asked):
         bad, output = part.of(failure.bad), part.of(failure.output)
@@ -1143,11 +1147,11 @@ def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
             p, q = part.product, other.product
             if i == j or (p.N, p.K, p.b_rows) != (q.N, q.K, q.b_rows):
                 continue
-            for said, b, scale in (("codes", q.b, p.b_scale), ("codes and scales", q.b, q.b_scale)):
+            for text, b, scale in (("codes", q.b, p.b_scale), ("codes and scales", q.b, q.b_scale)):
                 if correlates(output, exact(replace(p, b=b, b_scale=scale)).hi, bad):
-                    found.append((i, j, said))
+                    result.append((i, j, text))
                     break
-    return found
+    return result
 
 
 def speaks(values: Tensor) -> bool:

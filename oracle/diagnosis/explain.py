@@ -146,8 +146,8 @@ class Diagnosis:
         counts = [e.said for e in self.explanations]
         shares = [max(e.share, e.placed / max(1, e.failing)) for e in self.explanations]
         bars = list(zip(map(str, self.explanations), shares, counts, strict=True))
-        said = f"Diagnosis: {self._said()}"
-        return draw_diagnosis(self.places, self.blocks, bars, self.words, said, path=path, dark=dark)
+        text = f"Diagnosis: {self._said()}"
+        return draw_diagnosis(self.places, self.blocks, bars, self.words, text, path=path, dark=dark)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -155,12 +155,12 @@ class Diagnosis:
 
         The findings; ``observed``, where no explanation names the cause; and of how many elements explanations speak,
         where these are not all that fail."""
-        said = (*self.findings, *(() if self.names else self.observed))
+        text = (*self.findings, *(() if self.names else self.observed))
         for best in self.explanations[:1]:
             if best.failing != self.failing:
                 on = counted(best.failing, "element")
-                said = (*said, f"explanations are weighed on {on}, wrong by {best.numerics}, too")
-        return tuple(dict.fromkeys(said))
+                text = (*text, f"explanations are weighed on {on}, wrong by {best.numerics}, too")
+        return tuple(dict.fromkeys(text))
 
     def _said(self) -> str:
         return f"{self.failing} of {self.total} elements fail; {self.where}".rstrip("; ")
@@ -171,15 +171,15 @@ class Diagnosis:
 
         Every complete explanation, else those that act in the failing elements only, else those by position: each
         reproduces all that fails. What reproduces a part of it is listed in ``explanations`` alone."""
-        found = self.explanations
-        chosen = [e for e in found if e.complete] or [e for e in found if e.local]
-        return tuple(str(e) for e in chosen or [e for e in found if e.placed])
+        result = self.explanations
+        chosen = [e for e in result if e.complete] or [e for e in result if e.local]
+        return tuple(str(e) for e in chosen or [e for e in result if e.placed])
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         counts = [e.said for e in self.explanations]
-        rows = [(str(e), said) for e, said in zip(self.explanations, counts, strict=True)]
-        rows += [("finding", said) for said in self.words]
+        rows = [(str(e), text) for e, text in zip(self.explanations, counts, strict=True)]
+        rows += [("finding", text) for text in self.words]
         return card("Diagnosis", self._said(), rows)
 
 
@@ -205,12 +205,12 @@ def diagnose(
     OracleError
         The call is wrong, the output has another shape or dtype, or the contract has no catalogue of faults.
     """
-    found = get(contract)
-    call = found.asked(inputs, output, arch=arch, **options)
-    judged = found.judged(call, output, numerics)
+    result = get(contract)
+    call = result.asked(inputs, output, arch=arch, **options)
+    judged = result.judged(call, output, numerics)
     if call.optional_operands is None and not faults_of(contract):
         raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
-    seen = _diagnosis(judged, call, found.validate_output(call.checked(), output), numerics)
+    seen = _diagnosis(judged, call, result.validate_output(call.checked(), output), numerics)
     if seen.failing == judged.outside or not judged.outside:
         return seen
     return replace(seen, failing=judged.outside, where=judged.pattern or seen.where)
@@ -228,11 +228,11 @@ def explain_verdict(
     little = cheap(call)
     with one_thread() if little or level is not Explain.FULL else nullcontext():
         if little or level is Explain.FULL:
-            given = call.contract.validate_output(call.checked(), output)
-            found = _diagnosis(verdict, call, given, numerics)
-            names, shown = found.names, (*found.observed, *found.findings)
-            if not any(e.complete and e.name not in recipes() or e.local for e in found.explanations):
-                names = _or_other_call(call, given, verdict, numerics, names)
+            supplied = call.contract.validate_output(call.checked(), output)
+            result = _diagnosis(verdict, call, supplied, numerics)
+            names, shown = result.names, (*result.observed, *result.findings)
+            if not any(e.complete and e.name not in recipes() or e.local for e in result.explanations):
+                names = _or_other_call(call, supplied, verdict, numerics, names)
             return replace(verdict, explained_by=names, observed=() if names else tuple(dict.fromkeys(shown)))
         if failing is not None:
             names = _of_sample(call, by_name(output)["out"], numerics, failing)
@@ -246,8 +246,8 @@ def _or_other_call(
     call: Call, given: Mapping[str, Tensor], verdict: Verdict, numerics: str | None, names: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The change of the call for which the output is right, before the ``names`` of what may be another reason."""
-    said = taken_otherwise(call, given, verdict, numerics)
-    return names if said is None else (said,)
+    text = taken_otherwise(call, given, verdict, numerics)
+    return names if text is None else (text,)
 
 
 def _of_sample(asked: Call, output: Tensor, numerics: str | None, failing: Failing) -> tuple[str, ...]:
@@ -311,12 +311,12 @@ def _of_many(base: Call, flat: Tensor, outside: Tensor, schedules: Sequence[Sche
     reproduce; no placements."""
     failing = torch.stack([part.of(outside).any() for part in base.parts])
     few = base.with_only(half_failing(failing, FEW_PARTS).tolist())
-    found = _searched(few, flat, outside, schedules, ()).explanations[:CONFIRMED]
+    result = _searched(few, flat, outside, schedules, ()).explanations[:CONFIRMED]
     by_name = {fault.name: fault for fault in faults_of(base.contract.name)}
-    numerics = found[0].numerics if found else None
+    numerics = result[0].numerics if result else None
     schedule = next((s for s in schedules if s is not None and s.name == numerics), schedules[-1])
     whole, confirmed = FailingOutput(base.with_schedule(schedule), flat, outside), list[Explanation]()
-    for explanation in (e for e in found if e.numerics == numerics):
+    for explanation in (e for e in result if e.numerics == numerics):
         faults = tuple(by_name[name] for name in explanation.name.split(" and ") if name in by_name)
         if len(faults) == 1:
             confirmed += _single_faults(_Asked.of(whole, faults))
@@ -343,30 +343,30 @@ def _searched(
     closest = by(own)
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.refused)
-        said, seen = tuple(_one_value(closest)), (place(closest.refused, output="out", tile=heatmap.TILE),)
-        return Diagnosis(count(closest.refused), closest.total, found_in, findings=said, places=seen)
+        text, seen = tuple(_one_value(closest)), (place(closest.refused, output="out", tile=heatmap.TILE),)
+        return Diagnosis(count(closest.refused), closest.total, found_in, findings=text, places=seen)
     faults = faults_of(base.contract.name)
     asked = {closest: _Asked.of(closest, faults)}
-    found = {closest: _single_faults(asked[closest])}
-    if _complete(found[closest]):
-        return _described(closest, found[closest])
+    results = {closest: _single_faults(asked[closest])}
+    if _complete(results[closest]):
+        return _described(closest, results[closest])
     scheduled = [schedule for schedule in schedules if schedule is not None][:TRIED]
     others = [schedule for schedule in dict.fromkeys([*scheduled, schedules[-1]]) if schedule != own]
     for failure in map(by, () if asked[closest].settles(faults, others) else others):
         asked[failure] = _Asked.of(failure, faults, _alike(closest, failure))
-        found[failure] = _single_faults(asked[failure])
-        if _complete(found[failure]):
-            return _described(failure, found[failure])
+        results[failure] = _single_faults(asked[failure])
+        if _complete(results[failure]):
+            return _described(failure, results[failure])
     if classes:
-        fewest, known = min(found, key=lambda failure: failure.failing), found[_best(found)]
+        fewest, known = min(results, key=lambda failure: failure.failing), results[_best(results)]
         if placed := placements(fewest, classes, known):
             return _described(fewest, ranked([*placed, *known]))
-    for failure in found:
-        found[failure] = _pairs_and_scales(asked[failure], found[failure])
-        if _complete(found[failure]):
-            return _described(failure, found[failure])
-    best = _best(found)
-    return _described(best, found[best])
+    for failure in results:
+        results[failure] = _pairs_and_scales(asked[failure], results[failure])
+        if _complete(results[failure]):
+            return _described(failure, results[failure])
+    best = _best(results)
+    return _described(best, results[best])
 
 
 def _closest(
@@ -383,8 +383,8 @@ def _closest(
     few, actual = subset(part.product, rows, columns), part.of(first.output)[rows, columns]
 
     def right_in_some(schedule: Schedule | None) -> bool:
-        made = stored(first.call, accumulated(first.call, few, fitting(few, schedule), ()), ())
-        return count(same_bits(made.diagonal(), actual)) > LISTED * len(at)
+        result = stored(first.call, accumulated(first.call, few, fitting(few, schedule), ()), ())
+        return count(same_bits(result.diagonal(), actual)) > LISTED * len(at)
 
     others = [schedule for schedule in schedules[1:] if len(at) and right_in_some(schedule)]
     return max([schedules[0], *others], key=lambda schedule: by(schedule).equal)
@@ -398,12 +398,12 @@ def _alike(closest: FailingOutput, failure: FailingOutput) -> Tensor | None:
 
 def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
     """Elements of ``output [R, N]`` outside the interval of this numerics, bool."""
-    found = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
+    result = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
     for part in parts:
         value, own = exact(part.product), part.of(output)
         admitted = admissible(value, rounded(part.product, value, output.dtype), interval_of(part.product, name))
-        found[part.place] = compare(own, admitted).bad
-    return found
+        result[part.place] = compare(own, admitted).bad
+    return result
 
 
 @dataclass(frozen=True)
@@ -432,7 +432,7 @@ class _Asked:
 
 def _single_faults(asked: _Asked) -> tuple[Explanation, ...]:
     """Explanations of at least one failing element that contradict less than they explain, best first."""
-    failure, found = asked.failure, []
+    failure, result = asked.failure, []
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
     for fault in asked.faults if asked.few is None else asked.few.kept(asked.faults):
         last_stage_only = set(fault.changes) <= {Stage.WRITE}
@@ -441,22 +441,22 @@ def _single_faults(asked: _Asked) -> tuple[Explanation, ...]:
         if explanation is not None and last_stage_only and explanation.explained == 0:
             explanation = failure.named_by_position(fault, explanation)
         if explanation is not None:
-            found.append(explanation)
-    return ranked([e for e in found if e.local or e.explained + e.placed > e.contradicted])
+            result.append(explanation)
+    return ranked([e for e in result if e.local or e.explained + e.placed > e.contradicted])
 
 
 def _pairs_and_scales(asked: _Asked, known: Sequence[Explanation]) -> tuple[Explanation, ...]:
     """The ``known`` with pairs of faults and scales from beyond a buffer, where none of them covers half."""
-    failure, found = asked.failure, list(known)
-    if not any(e.share >= LISTED or e.placed for e in found):
-        found += _pairs(asked)
-    if failure.small and not any(e.share >= LISTED or e.placed for e in found):
+    failure, result = asked.failure, list(known)
+    if not any(e.share >= LISTED or e.placed for e in result):
+        result += _pairs(asked)
+    if failure.small and not any(e.share >= LISTED or e.placed for e in result):
         count = failure.failing
-        found += [
+        result += [
             Explanation(f.name, failure.numerics, 0, count, 0, 0, f.seen, placed=count, beyond=True)
             for f in read_beyond_buffer(failure.mutated, failure.output, failure.bad, asked.faults)
         ]
-    return ranked(found)
+    return ranked(result)
 
 
 def _pairs(asked: _Asked) -> list[Explanation]:
@@ -469,7 +469,7 @@ def _pairs(asked: _Asked) -> list[Explanation]:
     fewer = few.failing_alone()
     sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
     others = [store for store in stores if not failure.rounds(store)]
-    far, found = asked.few.far(firsts) if asked.few is not None else set(), list[Explanation]()
+    far, result = asked.few.far(firsts) if asked.few is not None else set(), list[Explanation]()
     far |= fewer.far([first for first in firsts if first.name not in far])
     for first in firsts:
         seconds = others if first.name in far else stores
@@ -484,24 +484,24 @@ def _pairs(asked: _Asked) -> list[Explanation]:
             if few.covers((first, second), pieces):
                 whole = failure.attempt((first, second)) if sample is None else sample.attempt((first, second))
                 if whole is not None and whole.explained > whole.contradicted:
-                    found.append(whole)
-    return found
+                    result.append(whole)
+    return result
 
 
-def _complete(found: Sequence[Explanation]) -> bool:
-    return bool(found) and found[0].complete
+def _complete(results: Sequence[Explanation]) -> bool:
+    return bool(results) and results[0].complete
 
 
-def _best(found: Mapping[FailingOutput, Sequence[Explanation]]) -> FailingOutput:
+def _best(results: Mapping[FailingOutput, Sequence[Explanation]]) -> FailingOutput:
     """The arithmetic with the best first explanation; of equal ones the first."""
 
     def worth(failure: FailingOutput) -> tuple[bool, bool, bool, int]:
-        if not found[failure]:
+        if not results[failure]:
             return False, False, False, 0
-        first = found[failure][0]
+        first = results[failure][0]
         return True, first.complete, first.local, first.explained - first.contradicted
 
-    return max(found, key=worth)
+    return max(results, key=worth)
 
 
 # --- findings -----------------------------------------------------------------------------------------------
@@ -521,12 +521,12 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     return Diagnosis(*counts, where, shown, tuple(findings), first, seen, used, tuple(words))
 
 
-def _farthest(failure: FailingOutput, found: Sequence[tuple[Tensor, Factors]]) -> Blocks:
+def _farthest(failure: FailingOutput, results: Sequence[tuple[Tensor, Factors]]) -> Blocks:
     """Of the N tiles' factors that are surely not 1 the farthest from it, by row and K block; 1 where there is none."""
-    first = found[0][1]
+    first = results[0][1]
     farthest = torch.ones_like(first.factor)
     known = torch.zeros_like(first.factor, dtype=torch.bool)
-    for _, used in found:
+    for _, used in results:
         known |= ~torch.isnan(used.factor)
         factor = torch.where(used.wrong(), used.factor, 1.0)
         farthest = torch.where((factor - 1).abs() > (farthest - 1).abs(), factor, farthest)
@@ -539,34 +539,34 @@ def _factors_by_tile(failure: FailingOutput) -> list[tuple[Tensor, Factors]]:
     if len(failure.call.parts) != 1 or not failure.small:
         return []
     (part,) = failure.call.parts
-    bad, output, found = part.of(failure.bad), part.of(failure.output), []
+    bad, output, result = part.of(failure.bad), part.of(failure.output), []
     rows = torch.arange(part.product.M, device=bad.device)
     for start in range(0, part.product.N, TILE):
         columns = start + torch.nonzero(bad[:, start : start + TILE].any(dim=0))[:, 0]
         used = effective_factors(subset(part.product, rows, columns), output[:, columns]) if len(columns) else None
         if used is not None and used.first_block() is not None:
-            found.append((columns, used))
-    return found
+            result.append((columns, used))
+    return result
 
 
-def _k_blocks(found: Sequence[tuple[Tensor, Factors]]) -> list[str]:
+def _k_blocks(results: Sequence[tuple[Tensor, Factors]]) -> list[str]:
     """Which K blocks of which rows and columns enter with a wrong weight; tiles alike are joined."""
     joined: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[Tensor, Factors]]] = {}
-    for at, used in found:
+    for at, used in results:
         wrong = used.wrong()
         rows, blocks = (tuple(torch.nonzero(wrong.any(dim=axis))[:, 0].tolist()) for axis in (1, 0))
         joined.setdefault((rows, blocks), []).append((at, used))
-    said = []
+    text = []
     for (rows, blocks), tiles in joined.items():
         values = torch.cat([used.factor[used.wrong()] for _, used in tiles])
         low, high = f"{float(values.min()):.4g}", f"{float(values.max()):.4g}"
         columns = [int(c) for at, _ in tiles for c in at]
-        said.append(
+        text.append(
             f"the accumulation leaves the right path at K block {blocks[0]} (k = {blocks[0] * tiles[0][1].block}); "
             f"blocks {ranges(list(blocks))} of rows {ranges(list(rows))} and failing columns {min(columns)} to "
             f"{max(columns)} enter with {f'{low} to {high}' if len(values) > 1 else low} times their right weight"
         )
-    return said
+    return text
 
 
 def _groups(failure: FailingOutput) -> list[str]:
@@ -632,7 +632,7 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
     base, right = _closest_recipe(call, given)
     bad, width = _refused(call, given, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
-    found, most, tried = list[Explanation](), 0, 0
+    results, most, tried = list[Explanation](), 0, 0
     for fault in faults_of(call.contract.name):
         if fault.applies(call) is not None:
             continue
@@ -656,20 +656,20 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
         contradicted = sum(int((~same[name] & (changed[name] | bad[name])).sum()) for name in given)
         counts = explained, failing, total, contradicted
         if explained > contradicted:
-            found.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
+            results.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
     if not any(speaks(x) for x in given.values()) or _evidence(call, given, bad) < needed(tried):
-        found = []
+        results = []
     seen = tuple(place(mask, output=name) for name, mask in bad.items())
     several, words = len(bad) > 1, list[str]()
     for name, mask in bad.items():
         ordered = (call.contract.in_order(call, name, x) for x in (given[name], right[name], mask))
         copied = _copied(call, given[name], mask)
-        said = [*copied, *observed(*ordered, near=width is not None, paged=call.contract.paged(name))]
+        text = [*copied, *observed(*ordered, near=width is not None, paged=call.contract.paged(name))]
         if copied:
-            said = [one for one in said if not one.startswith(UNLIKE)]
-        words += [f"{name}: {one}" if several else one for one in said]
-    return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen, observed=tuple(words))
+            text = [one for one in text if not one.startswith(UNLIKE)]
+        words += [f"{name}: {one}" if several else one for one in text]
+    return Diagnosis(failing, total, where, ranked(results)[:SHOWN], places=seen, observed=tuple(words))
 
 
 def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:
@@ -689,12 +689,12 @@ def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]
         fraction = of_dtype(x.dtype).fraction_bits if x.dtype is not torch.float64 else WIDE
         return told + min(WIDE, fraction) * int(((mantissa != 0.5) & (mantissa > 0)).sum())
 
-    found = []
+    results = []
     for name, mask in bad.items():
         if bool(mask.any()):
             x, where = (call.contract.in_order(call, name, y) for y in (given[name], mask))
-            found.append(bits(x.view(scales) if name == "scale" and x.dtype is torch.uint8 else x, where))
-    return min(found, default=0.0)
+            results.append(bits(x.view(scales) if name == "scale" and x.dtype is torch.uint8 else x, where))
+    return min(results, default=0.0)
 
 
 def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:
@@ -749,13 +749,13 @@ def _copied(call: Call, x: Tensor, bad: Tensor) -> list[str]:
     """Which input the failing elements of an output of its shape and dtype are copies of; of memory that the call goes
     on from, that they were not written."""
     alike = {n: y for n, y in call.inputs.items() if (y.shape, y.dtype) == (x.shape, x.dtype)}
-    found = [n for n, y in alike.items() if torch.equal(bits_of(x)[bad], bits_of(y)[bad])]
+    results = [n for n, y in alike.items() if torch.equal(bits_of(x)[bad], bits_of(y)[bad])]
     held = {spec.name for spec in call.contract.inputs if spec.kind is Kind.STATE}
-    copied, kept = (
+    copied, remaining = (
         "every failing element is that of {}, as it is",
         "the failing elements are not written: they hold what {} held",
     )
-    return [(kept if name in held else copied).format(name) for name in found if speaks(x[bad])]
+    return [(remaining if name in held else copied).format(name) for name in results if speaks(x[bad])]
 
 
 def _two_steps(x: Tensor) -> Tensor:

@@ -74,11 +74,11 @@ def terms(product: ScaledProduct) -> tuple[Tensor, int]:
     """The right terms ``[B, M, N]`` (float64) of the K blocks, and their length."""
     length = product.block if product.B > 1 else min(CHUNK, product.K)
     a, b = product.left.value(), product.right.value()
-    found = []
+    results = []
     for start in range(0, product.K, length):
         k = slice(start, min(start + length, product.K))
-        found.append(product.sigma(start // product.block if product.B > 1 else 0) * (a[:, k] @ b[:, k].T))
-    return torch.stack(found), length
+        results.append(product.sigma(start // product.block if product.B > 1 else 0) * (a[:, k] @ b[:, k].T))
+    return torch.stack(results), length
 
 
 def effective_factors(product: ScaledProduct, output: Tensor, *, of_columns: bool = False) -> Factors | None:
@@ -120,7 +120,7 @@ def read_beyond_buffer(mutated: Mutated, output: Tensor, bad: Tensor, faults: Se
     if len(mutated.own) != 1 or len(output) != mutated.own[0].product.M:
         return []
     rows = torch.nonzero(bad.any(dim=1))[:, 0]
-    found = list[tuple[int, Fault]]()
+    results = list[tuple[int, Fault]]()
     for fault in (fault for fault in faults if mutated.unknown_scales(fault)):
         wrong = mutated.products((fault,)).parts[0].product
         unknown = torch.isnan(wrong.left.scales).expand(wrong.M, -1)[rows]
@@ -130,8 +130,8 @@ def read_beyond_buffer(mutated: Mutated, output: Tensor, bad: Tensor, faults: Se
         if key not in mutated.beyond:
             mutated.beyond[key] = _sums_of_known_and_unknown(wrong, output, mutated.own[0].product, rows)
         if mutated.beyond[key]:
-            found.append((int(unknown.sum()), fault))
-    return [fault for count, fault in found if count == min(found, key=lambda pair: pair[0])[0]]
+            results.append((int(unknown.sum()), fault))
+    return [fault for count, fault in results if count == min(results, key=lambda pair: pair[0])[0]]
 
 
 def _sums_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: ScaledProduct, rows: Tensor) -> bool:

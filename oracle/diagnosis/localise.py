@@ -38,7 +38,6 @@ from oracle.diagnosis.candidates import (
 from oracle.diagnosis.least_squares import CHUNK
 from oracle.numbers.formats import codes_of, decode
 from oracle.routines.catalogue import Call, faults_of, get
-from oracle.routines.products.grouped import Runs
 from oracle.routines.products.roles import matrices
 from oracle.tensorcore.identify import subset
 from oracle.truth.gemm import ScaledProduct
@@ -114,21 +113,21 @@ def _moves(failure: FailingOutput) -> Iterator[Placement]:
     swapped = len(shifts) == 2
     if swapped and (-down, -right) not in shifts:
         return
-    found = [_moved(failure, *rectangle, shift) for shift, rectangle in shifts.items()]
-    pieces = [piece for piece in found if piece is not None]
-    if len(pieces) < len(found):
+    results = [_moved(failure, *rectangle, shift) for shift, rectangle in shifts.items()]
+    pieces = [piece for piece in results if piece is not None]
+    if len(pieces) < len(results):
         return
     if len(rows) == 1 and right == 0:
         fault = get("two rows swapped" if swapped else "one row duplicated")
-        said = f"rows {rows[0]} and {rows[0] + down}" if swapped else f"row {rows[0]} holds row {rows[0] + down}"
+        text = f"rows {rows[0]} and {rows[0] + down}" if swapped else f"row {rows[0]} holds row {rows[0] + down}"
         part = "" if len(columns) == failure.output.shape[1] else f", columns {ranges(columns.tolist())}"
-        yield Placement(fault.name, said + part, pieces, fault.seen)
+        yield Placement(fault.name, text + part, pieces, fault.seen)
         return
     places = ((rows, columns), (rows + down, columns + right))
     here, there = (f"rows {ranges(r.tolist())} of columns {ranges(c.tolist())}" for r, c in places)
-    said = f"{here} and {there}" if swapped else f"{here} hold {there}"
+    text = f"{here} and {there}" if swapped else f"{here} hold {there}"
     title = "two output tiles swapped" if swapped else "one output tile stored at another tile's place"
-    yield Placement(title, said, pieces)
+    yield Placement(title, text, pieces)
 
 
 def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
@@ -157,15 +156,15 @@ def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tenso
             shifts.setdefault(shift, []).append((piece // count, piece % count * size))
         if len(shifts) > 2:
             return {}
-    found = {}
+    results = {}
     for shift, starts in shifts.items():
         rows, columns = zip(*starts, strict=True)
         end = max(columns) + size
         if shift[1] == 0 and end + size > width:
             end = width  # the last columns of a row are less than a piece
         extents = (min(rows), max(rows) + 1), (min(columns), end)
-        found[shift] = (torch.arange(*extents[0], device="cpu"), torch.arange(*extents[1], device="cpu"))
-    return found
+        results[shift] = (torch.arange(*extents[0], device="cpu"), torch.arange(*extents[1], device="cpu"))
+    return results
 
 
 def _moved(failure: FailingOutput, rows: Tensor, columns: Tensor, shift: tuple[int, int]) -> Piece | None:
@@ -191,13 +190,13 @@ def _weights(failure: FailingOutput) -> Iterator[Placement]:
     if call.operands.groups is None or "b_scale" not in call.operands.roles:
         return
     weights, scales = (matrices(call, role, call.inputs[call.operands.roles[role]]) for role in ("b", "b_scale"))
-    if isinstance(call.contract, Runs):  # what is multiplied, where weights are decoded first
-        weights = [call.contract.operand(call.inputs, g) for g in range(len(weights))]
+    if call.operands.decoded is not None:
+        weights = [call.operands.decoded(g) for g in range(len(weights))]
     if len(failing) * len(weights) > FEW:
         return
     own = groups_in_use(call)
     for of_codes, of_scales, title in OPERANDS:
-        pieces, said = [], []
+        pieces, text = [], []
         for i in failing:
             part, right = parts[i], parts[i].product
             wrong = {
@@ -214,10 +213,10 @@ def _weights(failure: FailingOutput) -> Iterator[Placement]:
                 break
             rows, columns = _failing(failure, part)
             pieces.append(Piece(rows_of_output(part, rows), columns, subset(wrong[j], rows, columns)))
-            said.append(f"expert {own[i]} by those of expert {j}")
+            text.append(f"expert {own[i]} by those of expert {j}")
         else:
             met_in = get("previous group's descriptor used at a group switch").seen
-            yield Placement(title, ", ".join(said), pieces, met_in)
+            yield Placement(title, ", ".join(text), pieces, met_in)
 
 
 def _nearest(failure: FailingOutput, part: Part, wrong: Mapping[int, ScaledProduct]) -> int | None:
@@ -265,30 +264,30 @@ def effects(count: int, *, scaled: bool) -> tuple[Effect, ...]:
 
     ``scaled``: every block has scales of its own; otherwise those of block 0 are the only ones.
     """
-    found = list[Effect]()
+    results = list[Effect]()
     for b in range(count):
         for end in range(b + 1, count if b == 0 else count + 1):
-            said = f"K block {b} lost" if end == b + 1 else f"K blocks {b}..{end - 1} lost"
-            found.append((said, dict.fromkeys(range(b, end), ())))
+            text = f"K block {b} lost" if end == b + 1 else f"K blocks {b}..{end - 1} lost"
+            results.append((text, dict.fromkeys(range(b, end), ())))
     for b in range(count):
         s = b if scaled else 0
-        found.append((f"K block {b} counted twice", {b: ((s, s, b), (s, s, b))}))
+        results.append((f"K block {b} counted twice", {b: ((s, s, b), (s, s, b))}))
         if b > 0:
-            found.append((f"K block {b} computed from the codes of block {b - 1}", {b: ((s, s, b - 1),)}))
-            found.append((f"accumulator not cleared before K block {b}", {b: ((s, s, b), (s, s, b - 1))}))
+            results.append((f"K block {b} computed from the codes of block {b - 1}", {b: ((s, s, b - 1),)}))
+            results.append((f"accumulator not cleared before K block {b}", {b: ((s, s, b), (s, s, b - 1))}))
         for word, other in (("next", b + 1), ("previous", b - 1)):
             if scaled and 0 <= other < count:
-                found.append((f"A scale of the {word} K block", {b: ((other, b, b),)}))
-                found.append((f"B scale of the {word} K block", {b: ((b, other, b),)}))
-                found.append((f"A and B scale of the {word} K block", {b: ((other, other, b),)}))
-    return tuple(found)
+                results.append((f"A scale of the {word} K block", {b: ((other, b, b),)}))
+                results.append((f"B scale of the {word} K block", {b: ((b, other, b),)}))
+                results.append((f"A and B scale of the {word} K block", {b: ((other, other, b),)}))
+    return tuple(results)
 
 
 def with_terms(product: ScaledProduct, blocks: Mapping[int, Terms], length: int) -> ScaledProduct:
     """``product`` with other terms for some of its K blocks of ``length``; ``b_rows`` must be 1."""
     scaled, count = product.B > 1, -(-product.K // length)
-    kept = [term for k in range(count) for term in blocks.get(k, ((k, k, k) if scaled else (0, 0, k),))]
-    table = torch.tensor(kept, dtype=torch.int64, device=product.a.device)
+    remaining = [term for k in range(count) for term in blocks.get(k, ((k, k, k) if scaled else (0, 0, k),))]
+    table = torch.tensor(remaining, dtype=torch.int64, device=product.a.device)
     of_a, of_b, of_codes = table.unbind(dim=1)
 
     def codes(x: Tensor) -> Tensor:
@@ -310,14 +309,14 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> Seq
     inside, known = bad & torch.isfinite(y), effects(count, scaled=product.B > 1)
     if not bool(inside.any()):
         return []
-    found = torch.arange(len(known), device="cpu")
+    result = torch.arange(len(known), device="cpu")
     every = [torch.arange(size, device="cpu") for size in y.shape]
     few = [evenly(at, most) for at, most in zip(every, FEW_GUESS, strict=True)]
     for (of_rows, of_columns), near in ((few, 2 * NEAR), (every, NEAR)):
         some, of = y[of_rows][:, of_columns], inside[of_rows][:, of_columns]
-        if len(found) and bool(of.any()):
-            found = _close(subset(product, of_rows, of_columns), some, of, length, found, near)
-    return [known[i] for i in found.tolist()]
+        if len(result) and bool(of.any()):
+            result = _close(subset(product, of_rows, of_columns), some, of, length, result, near)
+    return [known[i] for i in result.tolist()]
 
 
 def _close(product: ScaledProduct, y: Tensor, inside: Tensor, length: int, known: Tensor, near: float) -> Tensor:
@@ -358,15 +357,15 @@ def _tables(count: int, *, scaled: bool) -> tuple[Tensor, ...]:
 
 def _rows_and_columns(failure: FailingOutput) -> list[str]:
     """Rows and columns of what fails, where they are not all: ``rows 3..9`` and ``columns 128..255``."""
-    said = []
+    text = []
     for word, axis in (("rows", 1), ("columns", 0)):
         specified = torch.nonzero(failure.specified.any(dim=axis))[:, 0]
         failing = torch.nonzero(failure.bad.any(dim=axis))[:, 0]
         inside = specified[(specified >= failing[0]) & (specified <= failing[-1])]
         shown = inside if len(failing) > LISTED * len(inside) else failing
         if len(shown) < len(specified):
-            said.append(f"{word} {ranges(shown.tolist())}")
-    return said
+            text.append(f"{word} {ranges(shown.tolist())}")
+    return text
 
 
 # --- failing rows and columns -------------------------------------------------------------------------------

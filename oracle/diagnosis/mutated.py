@@ -80,32 +80,32 @@ class Mutated:
             part.product.decode_once()
         parts = mutated_parts(self.call, early)
         alike = len(parts) == len(self.own) and all(map(same_place, parts, self.own))
-        made = Products(parts, regrouped=not alike)
+        result = Products(parts, regrouped=not alike)
         known = {id(side.codes) for part in self.own for side in (part.product.left, part.product.right)}
         sides = (side.codes for part in parts for side in (part.product.left, part.product.right))
         size = sum(DECODED * codes.numel() for codes in sides if id(codes) not in known)
         size += sum(PREDICTED * part.product.M * part.product.N for part in parts)
         if size <= self.room:
             self.room -= size
-            self._found[names] = made
-        return made
+            self._found[names] = result
+        return result
 
     def computed(self, call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule | None]]:
         """The products of the kernel with these faults, each with its arithmetic in this call."""
-        made, schedule = self.products(faults), call.schedule
+        result, schedule = self.products(faults), call.schedule
         for fault in faults:
             if Stage.SCHEDULE in fault.changes:
                 schedule = fault.changes[Stage.SCHEDULE](call, schedule)
-        return [(part, made.fitting(i, schedule)) for i, part in enumerate(made.parts)]
+        return [(part, result.fitting(i, schedule)) for i, part in enumerate(result.parts)]
 
     def operand(self, fault: Fault) -> tuple[bool, Decoded] | None:
         """The one operand that a fault changes in a call of one product, and whether it is the left one; None where it
         changes more or less than that."""
         if fault.name not in self._operands:
-            made, (own,) = self.products((fault,)), self.own
+            result, (own,) = self.products((fault,)), self.own
             changed = None
-            if len(made.parts) == 1:
-                product = made.parts[0].product
+            if len(result.parts) == 1:
+                product = result.parts[0].product
                 sides = own.product.operands_changed(product)
                 if sides is not None and sum(sides) == 1:
                     changed = sides[0], product.left if sides[0] else product.right
@@ -126,8 +126,8 @@ class Mutated:
 
     def alone(self, fault: Fault) -> ScaledProduct | None:
         """The one product of a fault that :meth:`operand` knows none of, if it fills the same elements."""
-        made = self.products((fault,))
-        return None if made.regrouped or len(made.parts) != 1 else made.parts[0].product
+        result = self.products((fault,))
+        return None if result.regrouped or len(result.parts) != 1 else result.parts[0].product
 
 
 def same_place(part: Part, own: Part) -> bool:

@@ -176,8 +176,8 @@ def _trials(contract: str, profile: str) -> list[Trial]:
 
 def trials(contract: str, profile: str) -> list[Trial]:
     """The cases of a profile and the extra ones, smallest first, as trials; CaseError when there are none."""
-    found = [trial for case in listed(contract, profile) for trial in trials_of(case)]
-    return sorted(found, key=lambda trial: sum(t.numel() for t in trial.call.inputs.values()))
+    results = [trial for case in listed(contract, profile) for trial in trials_of(case)]
+    return sorted(results, key=lambda trial: sum(t.numel() for t in trial.call.inputs.values()))
 
 
 def listed(contract: str, profile: str) -> list[Case]:
@@ -186,8 +186,8 @@ def listed(contract: str, profile: str) -> list[Case]:
     extra = () if grammar is None else (cases.parse(f"{contract}/{text}") for text in grammar.extra)
     chosen = [] if grammar is None else [*profiles.cases(contract, profile), *extra]
     if not chosen:
-        said = among(contract, cases.grammars(), see="fp8-oracle list contracts")
-        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+        sentence = among(contract, cases.grammars(), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {sentence}")
     return list(dict.fromkeys(chosen))
 
 
@@ -205,8 +205,10 @@ def mutate(
     asked = rules() if with_rules and all(trial.product for trial in prepared) else ()
     accepted = {rule.name: [t for t in prepared if _passes(rule, t, t.right["out"])] for rule in asked}
     alarms = {name: len(prepared) - len(passing) for name, passing in accepted.items()}
-    found = [_mutant(fault, prepared, asked, accepted) for fault in (faults_of(contract) if faults is None else faults)]
-    return Score(contract, tuple(found), len(prepared), alarms)
+    results = [
+        _mutant(fault, prepared, asked, accepted) for fault in (faults_of(contract) if faults is None else faults)
+    ]
+    return Score(contract, tuple(results), len(prepared), alarms)
 
 
 def joined(pieces: Sequence[Score]) -> Score:
@@ -223,22 +225,22 @@ def mutate_own_data(
     None as a whole: the rule rejects a right result of that data, so nothing can be measured with it.
     The shape is 256 x 512 x 1024, as its test has it in kind.
     """
-    made, contract = own_data(rule, m=256, n=512, k=1024, seed=seed), get(OWN_CONTRACT)
-    call = Call(contract, made.inputs, {}, get_schedule("sm90.promote128"))
+    result, contract = own_data(rule, m=256, n=512, k=1024, seed=seed), get(OWN_CONTRACT)
+    call = Call(contract, result.inputs, {}, get_schedule("sm90.promote128"))
     right = decode(by_name(run(call))["out"])
-    bf16 = to_dtype(made.reference, torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    bf16 = to_dtype(result.reference, torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     reference = decode(bf16).flatten()
     if not rule.passes(right.flatten(), reference, torch.bfloat16):
         return None
-    said: dict[str, bool | None] = {}
+    text: dict[str, bool | None] = {}
     for fault in faults_of(contract.name) if faults is None else faults:
         if fault.applies(call) is not None:
-            said[fault.name] = None
+            text[fault.name] = None
             continue
         out = decode(by_name(run(call, fault))["out"])
         same = bool(((out == right) | (torch.isnan(out) & torch.isnan(right))).all())
-        said[fault.name] = None if same else not rule.passes(out.flatten(), reference, torch.bfloat16)
-    return said
+        text[fault.name] = None if same else not rule.passes(out.flatten(), reference, torch.bfloat16)
+    return text
 
 
 def contracts_with_cases() -> list[str]:
@@ -379,14 +381,14 @@ def right_variants(
     Raises OptionError: ``HOPELESS`` cases in a row fit no numerics of the arch.
     """
     names = contracts or [n for n in contracts_with_cases() if get(n).roles]
-    stream, made, empty = data.Stream(f"legal/seed={seed}"), 0, 0
-    while made < count:
+    stream, result, empty = data.Stream(f"legal/seed={seed}"), 0, 0
+    while result < count:
         name = names[_draw(stream, 0, len(names))]
         empty += 1
         for variant in _variants(_random_case(name, stream), stream, arch):
             yield variant
-            made, empty = made + 1, 0
-            if made == count:
+            result, empty = result + 1, 0
+            if result == count:
                 return
         if empty == HOPELESS:
             wanted = ", ".join(names)
@@ -492,9 +494,9 @@ def _reordered(call: Call, stream: data.Stream) -> Iterator[tuple[str, Tensor]]:
     parts = _draw(stream, 2, min(steps, 6) + 1)
     split = Split(parts, unit, interleaved=bool(_draw(stream, 0, 2)))
     if all(schedule.into(split).why_not(p.product, out_dtype=call.out_dtype) is None for p in call.parts):
-        made = run(replace(call, schedule=schedule.into(split)))
-        assert isinstance(made, Tensor)
-        yield f"{schedule.name}{split.suffix}", made
+        result = run(replace(call, schedule=schedule.into(split)))
+        assert isinstance(result, Tensor)
+        yield f"{schedule.name}{split.suffix}", result
     cuts = [_draw(stream, 1, steps) * unit for _ in range(3)]
     width = 8 * _draw(stream, 1, 8)
 

@@ -61,7 +61,7 @@ def observed(output: Tensor, right: Tensor, bad: Tensor, *, near: bool = False, 
     numbers = output.is_floating_point() and output.dtype == right.dtype
     values = list(_values(output, right, bad, near=near) if numbers else _integers(output, bad))
     if elsewhere or moved:
-        values = [said for said in values if not said.startswith(UNLIKE)]
+        values = [text for text in values if not text.startswith(UNLIKE)]
     return [*values, *elsewhere, *_places(bad, paged=paged), *axes, *moved]
 
 
@@ -94,8 +94,8 @@ def _values(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterat
             yield "every failing element is one unit in the last place off"
             yield from _side(y, due, _rank(right)[bad])
             return
-    if output.dtype == torch.float32 and (said := _narrow(output[bad], right[bad], near=near)) is not None:
-        yield said
+    if output.dtype == torch.float32 and (text := _narrow(output[bad], right[bad], near=near)) is not None:
+        yield text
         return
     if (ratio := _ratio(y, due, 0.5 * 2.0 ** -of_dtype(output.dtype).fraction_bits)) is not None:
         yield times_right(ratio, f"{ratio:.4g}")
@@ -254,19 +254,19 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
     if output.numel() > LOOKED_AT:
         return
     varied = _differs(bits_of(output)[bad])
-    made = decode(output) if near and output.is_floating_point() else bits_of(output)
+    result = decode(output) if near and output.is_floating_point() else bits_of(output)
     due = decode(right) if near and output.is_floating_point() else bits_of(right)
     loose, few = None, torch.nonzero(bad)[:: max(1, int(bad.sum()) // FEW)].unbind(dim=1)
     for axis in range(output.dim()):
-        for said, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis], (2,))):
+        for text, at in (*picks(output.shape[axis]), *late_picks(output.shape[axis], (2,))):
             source = (*few[:axis], at.to(few[axis].device)[few[axis]], *few[axis + 1 :])
-            if not bool(_as_good_as(made[few], due[source]).all()):
+            if not bool(_as_good_as(result[few], due[source]).all()):
                 continue
-            same = _as_good_as(made, picked(due, axis, at))
+            same = _as_good_as(result, picked(due, axis, at))
             moved = picked(bits_of(right), axis, at) != bits_of(right)
             if not bool((moved & same)[bad].all()) or not (varied or _only_there(right, bad, axis, at)):
                 continue
-            sentence = f"{said} along axis {axis}" if output.dim() > 1 else said
+            sentence = f"{text} along axis {axis}" if output.dim() > 1 else text
             if near or bool(same[moved].all()):
                 yield sentence
                 return
@@ -310,17 +310,17 @@ def _moved(output: Tensor, right: Tensor, bad: Tensor) -> Iterator[str]:
     of several values, where no two right ones are alike."""
     if output.numel() > LOOKED_AT:
         return
-    for name, made, due, lines in (
+    for name, result, due, lines in (
         ("row", output, right, bad.any(dim=1)),
         ("column", output.T, right.T, bad.any(dim=0)),
     ):
         at = torch.nonzero(lines)[:, 0].tolist()
-        if len(at) < 2 or made.shape[1] < 2:
+        if len(at) < 2 or result.shape[1] < 2:
             continue
         place = {_bits(line): i for i, line in enumerate(due)}
-        if _bits(made[at[0]]) not in place:
+        if _bits(result[at[0]]) not in place:
             continue
-        moves = [(i, place.get(_bits(made[i]))) for i in at]
+        moves = [(i, place.get(_bits(result[i]))) for i in at]
         if len(place) < len(due) or any(j is None for _, j in moves):
             continue
         steps = {i - j for i, j in moves if j is not None}

@@ -89,7 +89,7 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
     nan = any(map(_has_nan, judged.values()))
     least: tuple[int, str] | None = None
     far = _far(call, judged)
-    for said, inputs, options in _changes(call):
+    for text, inputs, options in _changes(call):
         changed, held = replace(call, inputs=inputs, options=options, given=None), None
         left -= LIGHT
         try:
@@ -100,12 +100,12 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
         except OracleError:  # the contract takes no such call, or another output belongs to it
             held = None
         if held is not None and _right(held, verdict):
-            if LEFT_OUT not in said:
-                return said
+            if LEFT_OUT not in text:
+                return text
             if not _beyond(call, judged):
-                return least[1] if least is not None else said
+                return least[1] if least is not None else text
         if held is not None and _left_out(held, verdict, call, judged) and (least is None or held.total > least[0]):
-            least = held.total, said
+            least = held.total, text
         if left <= 0:
             break
     return least[1] if least else _idle_words(call, judged)
@@ -118,7 +118,7 @@ def _idle_words(call: Call, output: Mapping[str, Tensor]) -> str | None:
         if spec.kind is not Kind.COUNTS or x is None or x.dtype != torch.int64 or not x.numel():
             continue
         groups = x.reshape(len(x), -1)
-        words = torch.stack([made for _, made in _words(spec, x)]).reshape(groups.shape)
+        words = torch.stack([result for _, result in _words(spec, x)]).reshape(groups.shape)
         busy, read = groups.prod(dim=1) > 0, words.prod(dim=1) > 0
         due = {name: call.truth.get(name) for name in output}
         idle = all(
@@ -141,14 +141,14 @@ def tries(call: Call, output: Mapping[str, Tensor]) -> int:
 def _far(call: Call, output: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Elements of a product that lie farther from the right result than roundings move one, bool by name; all of them
     where there is none; nothing of other contracts."""
-    found = dict[str, Tensor]()
+    results = dict[str, Tensor]()
     operands = call.optional_operands
     for name, x in output.items() if operands is not None and operands.parts else ():
         due = call.truth.get(name)
         if due is not None and due.shape == x.shape and x.is_floating_point() and due.is_floating_point():
             far = _distance(x, due) > NEARLY * decode(x).abs().nan_to_num(nan=0.0, posinf=0.0)
-            found[name] = far if bool(far.any()) else torch.ones_like(far)
-    return found
+            results[name] = far if bool(far.any()) else torch.ones_like(far)
+    return results
 
 
 def _may_hold(
@@ -159,19 +159,19 @@ def _may_hold(
     if not far:
         return True
     contract = changed.contract
-    found = contract.validate_output(changed.checked(), output)
+    result = contract.validate_output(changed.checked(), output)
     for part, own in zip(changed.parts, call.parts, strict=False):
         own.product.decode_once()
         part.product.learn(own.product)
     for part in changed.parts:
-        out, mask = (part.of(x["out"].reshape(-1, x["out"].shape[-1])) for x in (found, far))
+        out, mask = (part.of(x["out"].reshape(-1, x["out"].shape[-1])) for x in (result, far))
         at = spread(places(mask), FEW)
         rows, columns = at // mask.shape[1], at % mask.shape[1]
         if len(at) and part.product.bias is None and part.product.c is None:
             loss = max(float32_loss(part.product.K), LOST)
             if count(about_at(part.product, rows, columns, out[rows, columns], loss)) <= LISTED * len(at):
                 return False
-    return any(sets.may_hold(found, far) for sets in contract.admissible(changed, numerics))
+    return any(sets.may_hold(result, far) for sets in contract.admissible(changed, numerics))
 
 
 def _nearer(changed: Call, call: Call, output: Mapping[str, Tensor]) -> bool:
@@ -179,12 +179,12 @@ def _nearer(changed: Call, call: Call, output: Mapping[str, Tensor]) -> bool:
     lies farther from; True where outputs are no floating-point numbers of one shape, of which several may be right."""
     nearer = farther = 0
     for name, x in output.items():
-        made, due = changed.truth.get(name), call.truth.get(name)
-        if made is None or due is None or not x.shape == made.shape == due.shape:
+        result, due = changed.truth.get(name), call.truth.get(name)
+        if result is None or due is None or not x.shape == result.shape == due.shape:
             return True
-        if not all(y.is_floating_point() for y in (x, made, due)):
+        if not all(y.is_floating_point() for y in (x, result, due)):
             return True
-        away, own = _distance(x, made, open_=_nothing(x)), _distance(x, due)
+        away, own = _distance(x, result, open_=_nothing(x)), _distance(x, due)
         nearer, farther = nearer + int((away < own).sum()), farther + int((away > own).sum())
     return nearer > farther
 
@@ -223,8 +223,8 @@ def _beyond(call: Call, output: Mapping[str, Tensor]) -> bool:
             rest = ~due.specified.reshape(due.specified.shape + (1,) * (output[name].dim() - due.specified.dim()))
             rest = rest.expand(output[name].shape).to(output[name].device)
             written = rest & ~_untouched(output[name], call.inputs.get(name))
-            found = output[name][written]
-            if len(torch.unique(bits_of(found))) > 1 or bool(made_nan(found).any()):
+            result = output[name][written]
+            if len(torch.unique(bits_of(result))) > 1 or bool(made_nan(result).any()):
                 return True
     return False
 
@@ -269,39 +269,45 @@ def _changes(call: Call) -> Iterator[Changed]:
         own = resolved[option.name]
         if isinstance(own, int) and own > BYTE:
             yield f"{option.name} kept in 8 bits", inputs, {**call.options, option.name: own & BYTE}
-    given = [spec for spec in contract.inputs if spec.name in inputs]
-    for spec in (spec for spec in given if spec.optional):
-        kept = {name: x for name, x in inputs.items() if name != spec.name}
-        yield f"{spec.name} taken as not given", kept, call.options
-    for spec, other in ((spec, other) for spec in given for other in given if spec is not other):
-        own, made = inputs[spec.name], inputs[other.name]
-        if spec.kind is other.kind and (own.shape, own.dtype) == (made.shape, made.dtype) and not _same(made, own):
-            yield f"{spec.name} taken as {other.name}", {**inputs, spec.name: made}, call.options
+    supplied = [spec for spec in contract.inputs if spec.name in inputs]
+    for spec in (spec for spec in supplied if spec.optional):
+        remaining = {name: x for name, x in inputs.items() if name != spec.name}
+        yield f"{spec.name} taken as not given", remaining, call.options
+    for spec, other in ((spec, other) for spec in supplied for other in supplied if spec is not other):
+        own, result = inputs[spec.name], inputs[other.name]
+        if (
+            spec.kind is other.kind
+            and (own.shape, own.dtype) == (result.shape, result.dtype)
+            and not _same(result, own)
+        ):
+            yield f"{spec.name} taken as {other.name}", {**inputs, spec.name: result}, call.options
     early, late = partial(_indices, late=False), partial(_indices, late=True)
-    small = {spec.name: made for spec in given for said, made in _formats(spec, inputs[spec.name]) if said == SMALL}
-    if sum(not _same(made, inputs[name]) for name, made in small.items()) > 1:
+    small = {
+        spec.name: result for spec in supplied for text, result in _formats(spec, inputs[spec.name]) if text == SMALL
+    }
+    if sum(not _same(result, inputs[name]) for name, result in small.items()) > 1:
         yield f"{' and '.join(small)} {SMALL}", {**inputs, **small}, call.options
     left_out, in_groups = partial(_dropped, rows=not _counted(call)), partial(_in_groups, call)
     orders = (_constants, _words, _memory, _tiles, _formats, _ended, early, in_groups, left_out, late)
     for order in orders:
-        for spec in given:
+        for spec in supplied:
             own = inputs[spec.name]
-            for said, made in order(spec, own):
-                if not _same(made, own):
-                    yield f"{spec.name} {said}", {**inputs, spec.name: made}, call.options
+            for text, result in order(spec, own):
+                if not _same(result, own):
+                    yield f"{spec.name} {text}", {**inputs, spec.name: result}, call.options
 
 
 def _values(spec: OptionSpec, value: object) -> Iterator[object]:
     """Other values of an option than this ``value``: its default, what is declared, no effect."""
-    found: list[object] = [spec.default, *(spec.choices or ())]
-    found.sort(key=lambda other: other is None)  # None admits any, most often
+    results: list[object] = [spec.default, *(spec.choices or ())]
+    results.sort(key=lambda other: other is None)  # None admits any, most often
     if isinstance(value, bool):
-        found.append(not value)
+        results.append(not value)
     elif isinstance(value, int | float):
-        found += [type(value)(1), type(value)(0)]
-        found += [value + 1, value - 1] if isinstance(value, int) else []
+        results += [type(value)(1), type(value)(0)]
+        results += [value + 1, value - 1] if isinstance(value, int) else []
     seen = [value]
-    for other in found:
+    for other in results:
         if not any(other is known or (type(other) is type(known) and other == known) for known in seen):
             seen.append(other)
             yield other
@@ -325,11 +331,11 @@ def _constants(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _words(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if x.dtype == torch.int64 and x.numel() > 0:
         flat = x.contiguous().flatten().view(torch.int32)[: x.numel()]
-        made = flat.to(torch.int64).reshape(x.shape)
-        yield (WORDS, made)
+        result = flat.to(torch.int64).reshape(x.shape)
+        yield (WORDS, result)
         if spec.kind is Kind.SLOTS and x.dim() == 1:
-            yield (WORDS, _written_last(made))
-        if spec.kind is Kind.OFFSETS and x.dim() == 1 and (rising := _rising(made, spec)) is not None:
+            yield (WORDS, _written_last(result))
+        if spec.kind is Kind.OFFSETS and x.dim() == 1 and (rising := _rising(result, spec)) is not None:
             yield (WORDS, rising)
 
 
@@ -351,8 +357,8 @@ def _rising(bounds: Tensor, spec: TensorSpec) -> Tensor | None:
         return None
     groups = torch.arange(len(border) - 1, device=bounds.device)
     upto = (owner[None, :] <= groups[:, None]).sum(dim=1)
-    made = upto if ends else torch.cat([upto.new_zeros(1), upto])
-    return made.to(bounds)
+    result = upto if ends else torch.cat([upto.new_zeros(1), upto])
+    return result.to(bounds)
 
 
 def _memory(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -450,9 +456,9 @@ def _in_groups(call: Call, spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, T
 
 def _alike(*ways: tuple[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The ways, those that give the same values as one."""
-    for i, (_, made) in enumerate(ways):
-        if not any(torch.equal(made, other) for _, other in ways[:i]):
-            yield " or ".join(said for said, other in ways[i:] if torch.equal(made, other)), made
+    for i, (_, result) in enumerate(ways):
+        if not any(torch.equal(result, other) for _, other in ways[:i]):
+            yield " or ".join(text for text, other in ways[i:] if torch.equal(result, other)), result
 
 
 def _counted(call: Call) -> bool:
@@ -475,8 +481,8 @@ def _dropped(spec: TensorSpec, x: Tensor, *, rows: bool) -> Iterator[tuple[str, 
             late = (torch.arange(n, device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
             of = f" along axis {axis}" if x.dim() > 1 else ""
             coded = x.dtype in FP8 and nothing == 0
-            made = zeroed(x, late) if coded else x.float().masked_fill(late, nothing).to(x.dtype)
-            yield f"from index {cut} on {LEFT_OUT}{of}", made
+            result = zeroed(x, late) if coded else x.float().masked_fill(late, nothing).to(x.dtype)
+            yield f"from index {cut} on {LEFT_OUT}{of}", result
 
 
 def zeroed(x: Tensor, mask: Tensor) -> Tensor:
@@ -490,8 +496,8 @@ def _indices(spec: TensorSpec, x: Tensor, *, late: bool) -> Iterator[tuple[str, 
         return
     for axis in range(x.dim()):
         of = f" along axis {axis}" if x.dim() > 1 else ""
-        for said, at in late_picks(x.shape[axis]) if late else picks(x.shape[axis]):
-            yield f"{said}{of}", picked(x, axis, at)
+        for text, at in late_picks(x.shape[axis]) if late else picks(x.shape[axis]):
+            yield f"{text}{of}", picked(x, axis, at)
 
 
 def _same(made: Tensor, own: Tensor) -> bool:

@@ -143,20 +143,20 @@ def _closest(base: Call, output: Tensor, failing: Failing, arithmetics: Sequence
     first = LargeOutput(replace(base, schedule=arithmetics[0]), output, failing, first=True)
     some = Sample.half_failing(first, TOLD_APART)
     right = [view.specified & ~view.bad for view in some.views]
-    compared, found = sum(int(r.sum()) for r in right), list[int]()
+    compared, match = sum(int(r.sum()) for r in right), list[int]()
     near = sum(int((_alike(view.output, view.right) & r).sum()) for view, r in zip(some.views, right, strict=True))
     for schedule in arithmetics:
         call, equal = replace(base, schedule=schedule), 0
         for i, (view, wanted) in enumerate(zip(some.views, right, strict=True)):
-            made = view.right
-            if found:
-                made = stored(call, accumulated(call, some.piece(i, base.parts[i].product), schedule, ()), ())
-            equal += int((same_bits(view.output, made) & wanted).sum())
-        found.append(equal)
-        if 2 * equal >= compared or len(found) == 1 and near <= equal + ERRORS * math.sqrt(compared):
+            result = view.right
+            if match:
+                result = stored(call, accumulated(call, some.piece(i, base.parts[i].product), schedule, ()), ())
+            equal += int((same_bits(view.output, result) & wanted).sum())
+        match.append(equal)
+        if 2 * equal >= compared or len(match) == 1 and near <= equal + ERRORS * math.sqrt(compared):
             break
-    most = max(range(len(found)), key=lambda number: found[number])
-    if most == 0 or found[most] <= found[0] + ERRORS * math.sqrt(compared):
+    most = max(range(len(match)), key=lambda number: match[number])
+    if most == 0 or match[most] <= match[0] + ERRORS * math.sqrt(compared):
         return first
     return LargeOutput(replace(base, schedule=arithmetics[most]), output, failing, first=False)
 
@@ -175,12 +175,12 @@ def _confirmed(failure: LargeOutput, few: Sample, faults: Sequence[Fault]) -> It
     promising = list[tuple[Explanation, Fault]]()
     last = [fault for fault in faults if set(fault.changes) <= {Stage.WRITE}]
     for fault in few.likely(f for f in faults if f not in last and f.applies(failure.call) is None):
-        found = few.attempt((fault,))
-        if found is not None and found.complete:
+        result = few.attempt((fault,))
+        if result is not None and result.complete:
             if (whole := _on_the_whole(failure, fault)) is not None:
                 yield whole
-        elif found is not None and (found.local or found.share >= LISTED):
-            promising.append((found, fault))
+        elif result is not None and (result.local or result.share >= LISTED):
+            promising.append((result, fault))
     order = {e: i for i, e in enumerate(ranked([e for e, _ in promising]))}
     for _, fault in sorted(promising, key=lambda pair: order[pair[0]])[:CONFIRMED]:
         if (whole := _on_the_whole(failure, fault)) is not None:
@@ -211,9 +211,9 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
             unknown = torch.isnan(predicted.value) & ~torch.isnan(output)
             wrong = ~(predicted.agrees(output) | unknown)
             counts = (bad & ~wrong & ~unknown, bad & ~unknown, ~unknown, wrong, wrong & bad)
-            found = torch.stack([torch.count_nonzero(x) for x in counts]).tolist()
-            explained, failing, known = explained + found[0], failing + found[1], known + found[2]
-            contradicted, elsewhere = contradicted + found[3], elsewhere + found[4]
+            result = torch.stack([torch.count_nonzero(x) for x in counts]).tolist()
+            explained, failing, known = explained + result[0], failing + result[1], known + result[2]
+            contradicted, elsewhere = contradicted + result[3], elsewhere + result[4]
         if 2 * contradicted > known and 2 * explained < failing:
             return None
     local = contradicted > 0 and explained == failing > 0 and not elsewhere and failing >= COINCIDENCES
@@ -223,9 +223,9 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
 def _written(failure: LargeOutput, fault: Fault) -> Explanation | None:
     """What a fault of the last stage explains; on the near result it must explain half of some failing elements, which
     it changes."""
-    made = fault.changes[Stage.WRITE](failure.call, failure.near)
+    result = fault.changes[Stage.WRITE](failure.call, failure.near)
     at = evenly(failure.failing_places, PLACES)
-    few, near = made.flatten()[at], failure.near.flatten()[at]
+    few, near = result.flatten()[at], failure.near.flatten()[at]
     predicted, actual = decode(few), decode(failure.output.flatten()[at])
     unknown = torch.isnan(predicted)
     close = ((predicted - actual).abs() <= CLOSE * predicted.abs()) & ~same_bits(few, near)
@@ -233,7 +233,7 @@ def _written(failure: LargeOutput, fault: Fault) -> Explanation | None:
         return None
     if failure.call.schedule is None:
         return None
-    found = failure.weigh((fault,), Prediction(fault.changes[Stage.WRITE](failure.call, failure.right)))
-    if found.explained == 0 and failure.failing >= COINCIDENCES:
-        found = failure.named_by_position(fault, found)
-    return found if found.local or found.explained + found.placed > found.contradicted else None
+    match = failure.weigh((fault,), Prediction(fault.changes[Stage.WRITE](failure.call, failure.right)))
+    if match.explained == 0 and failure.failing >= COINCIDENCES:
+        match = failure.named_by_position(fault, match)
+    return match if match.local or match.explained + match.placed > match.contradicted else None

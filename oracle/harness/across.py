@@ -109,12 +109,12 @@ def run(
 ) -> Generator[Found]:
     """What every task gives, in order."""
     make = partial(_carrying_out, tuple(wanted), tuple(arches), folder)
-    for task, found in zip(
+    for task, result in zip(
         wanted,
         in_order(make, range(len(wanted)), jobs=jobs, threads=divided(jobs, None), started=started),
         strict=True,
     ):
-        yield [f"{task.contract}: {found.cause}"] if isinstance(found, Lost) else found
+        yield [f"{task.contract}: {result.cause}"] if isinstance(result, Lost) else result
 
 
 @contextmanager
@@ -146,9 +146,9 @@ def compared(task: Task, arches: Sequence[str], folder: Path | None) -> Found:
 
 def same(call: Call, arches: Sequence[str], *, id: str) -> Same:
     """Whether one result is right on every arch: what the right kernel gives is the same for all, and passes on all."""
-    contract, made = call.contract, {arch: call.contract.kernel(call.on(arch)) for arch in arches}
-    first = made[arches[0]]
-    differs = [a for a in arches if any(not _alike(made[a][name], first[name]) for name in first)]
+    contract, result = call.contract, {arch: call.contract.kernel(call.on(arch)) for arch in arches}
+    first = result[arches[0]]
+    differs = [a for a in arches if any(not _alike(result[a][name], first[name]) for name in first)]
     refused = [a for a in arches if contract.judged(call.on(a), first).status.is_failure]
     operands = call.optional_operands
     recipes = () if operands is None else tuple(recipe.name for recipe in operands.recipes)

@@ -97,14 +97,14 @@ def bisect(
 
 
 def _keyed(folder: Path) -> dict[Key, _Recorded]:
-    processes, kernels, found = dict[str, int](), dict[tuple[int, str, str], dict[str, int]](), dict[Key, _Recorded]()
+    processes, kernels, result = dict[str, int](), dict[tuple[int, str, str], dict[str, int]](), dict[Key, _Recorded]()
     for path, about in ordered(folder):
         process = processes.setdefault(about.get("process", ""), len(processes))
         place = process, about["layer"], about["contract"]
         mine = kernels.setdefault(place, {})
         kernel = mine.setdefault(about.get("kernel", ""), len(mine))
-        found[Key(*place, int(about.get("occurrence", 0)), kernel)] = _Recorded(path, about)
-    return found
+        result[Key(*place, int(about.get("occurrence", 0)), kernel)] = _Recorded(path, about)
+    return result
 
 
 def _layers(calls: Mapping[Key, _Recorded]) -> str:

@@ -79,7 +79,7 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
         nonlocal farthest
         if not _same(made, alone[called]) and (distance := _distance(made, alone[called])) > farthest[0]:
             with lock:
-                farthest = max(farthest, (distance, made, called is other), key=lambda found: found[0])
+                farthest = max(farthest, (distance, made, called is other), key=lambda result: result[0])
 
     def repeat(called: Call) -> None:
         try:

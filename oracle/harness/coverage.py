@@ -106,8 +106,8 @@ def markdown(table: Sequence[Row]) -> str:
     """How many routines have each leg, what the columns say, and the table, one under a heading for each section."""
     have = [sum(letter not in row.missing for row in table) for letter in LEGS[:-1]]
     seen = sum(bool(row.captured) for row in table)
-    said = f"{have[0]} in the layer, {have[1]} judged live, {have[2]} with goldens, {seen} with captures of a GPU"
-    lines = [f"**{len(table)} routines:** {said}.", "", "| column | says |", "|:--|---|"]
+    text = f"{have[0]} in the layer, {have[1]} judged live, {have[2]} with goldens, {seen} with captures of a GPU"
+    lines = [f"**{len(table)} routines:** {text}.", "", "| column | says |", "|:--|---|"]
     lines += [f"| {column} | {means} |" for column, means in WORDS.items()]
     section = ""
     for row in table:

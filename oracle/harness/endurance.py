@@ -203,8 +203,8 @@ def _free() -> float:
     return int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])
 
 
-def _lost(found: Lost) -> dict[str, Any]:
-    verdict = {"status": "CRASHED", "summary": f"CRASHED: {found.cause}"}
+def _lost(result: Lost) -> dict[str, Any]:
+    verdict = {"status": "CRASHED", "summary": f"CRASHED: {result.cause}"}
     return {
         "seed": None,
         "seconds": 0.0,

@@ -152,8 +152,8 @@ def evaluate(
             for workload in chosen:
                 first[workload.uuid] = _first(session, workload, data, call, definition, outputs)
             for workload in reversed(chosen):
-                if (found := first[workload.uuid]).status == "PASSED":
-                    first[workload.uuid] = _last(session, workload, data, call, found)
+                if (result := first[workload.uuid]).status == "PASSED":
+                    first[workload.uuid] = _last(session, workload, data, call, result)
             for workload in chosen:
                 inputs = data(workload)
                 yield {
@@ -203,8 +203,8 @@ def _first(
         watches.repeats(calls, inputs, options, (other, options)),
         watches.mixed(calls, inputs, options, other),
     ):
-        found = [*watch, *calls.findings()]
-        beyond += [f for f in found if isinstance(f, Finding) and f.fails]
+        results = [*watch, *calls.findings()]
+        beyond += [f for f in results if isinstance(f, Finding) and f.fails]
         if beyond or calls.hung:
             break
     return _Found(answer, finding.verdict, _further(beyond, calls.hung), tuple(beyond))
@@ -241,15 +241,15 @@ def _further(beyond: Sequence[Finding], hung: bool) -> str:
 
 
 def _evaluation(
-    session: Session, inputs: Mapping[str, Tensor], options: dict[str, object], found: _Found, seed: int
+    session: Session, inputs: Mapping[str, Tensor], options: dict[str, object], result: _Found, seed: int
 ) -> dict[str, Any]:
     """The evaluation of one workload, as the schema has it."""
     contract, answer, verdict, status, beyond = (
         session.contract,
-        found.answer,
-        found.verdict,
-        found.status,
-        found.beyond,
+        result.answer,
+        result.verdict,
+        result.status,
+        result.beyond,
     )
     call = Call(contract, inputs, options)
     if verdict.status is Status.FAILED and status == "INCORRECT_NUMERICAL" and answer.problem is None:

@@ -76,12 +76,12 @@ def scripts(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
     Raises FixtureError: the folder has none. OptionError: one of ``only`` is not there.
     """
-    found = {path.stem: path for path in sorted(folder.glob("*.py"))}
-    if not found:
+    results = {path.stem: path for path in sorted(folder.glob("*.py"))}
+    if not results:
         raise FixtureError(f"{folder}: has no script of a finding; name a folder with --folder")
-    if unknown := [name for name in only if name not in found]:
-        raise OptionError(f"--only {unknown[0]}: {among(unknown[0], found)}")
-    return [found[name] for name in only or found]
+    if unknown := [name for name in only if name not in results]:
+        raise OptionError(f"--only {unknown[0]}: {among(unknown[0], results)}")
+    return [results[name] for name in only or results]
 
 
 def run(chosen: Sequence[Path], *, jobs: int = 1, seconds: float = SECONDS) -> Generator[Ran]:
@@ -109,16 +109,16 @@ def again(binding: str | Binding, case: str, expected: str, *, device: str = "cu
     module, _, name = known.target.partition(":")
     routine: Callable[..., object] = attrgetter(name)(importlib.import_module(module))
     inputs, options = one.inputs(), dict[str, Any](one.call_options())
-    given = {key: laid_out(run_of(x).to(device), x.shape, x.stride()) for key, x in inputs.items()}
+    supplied = {key: laid_out(run_of(x).to(device), x.shape, x.stride()) for key, x in inputs.items()}
     outputs: Mapping[str, Tensor] = replace(known, dense=())(
-        routine, given, options
+        routine, supplied, options
     )  # that a gap is misread is a finding
     output = {key: on_host(x) for key, x in outputs.items()}
     verdict = oracle.judge(one.contract, inputs, output, arch=arch_of(device), explain="full", **options)
-    said = "; ".join(filter(None, (verdict.summary, "; or ".join(verdict.explained_by))))
-    if verdict.status.is_failure and expected not in said:
-        raise FixtureError(f"another failure than {expected!r}: {said}")
-    print(said)
+    text = "; ".join(filter(None, (verdict.summary, "; or ".join(verdict.explained_by))))
+    if verdict.status.is_failure and expected not in text:
+        raise FixtureError(f"another failure than {expected!r}: {text}")
+    print(text)
     sys.exit(verdict.status.is_failure)
 
 
@@ -130,5 +130,5 @@ def _run(path: Path, seconds: float) -> Ran:
     except subprocess.TimeoutExpired:  # said in its row: neither there nor healed
         return Ran(path.stem, LEFT, f"no end within {seconds:g} s")
     raised = done.returncode not in ENDS or "Traceback (most recent call last)" in done.stderr
-    said = (done.stderr if raised else done.stdout).strip().splitlines() or ["it said nothing"]
-    return Ran(path.stem, LEFT if raised else ENDS[done.returncode], said[-1])
+    text = (done.stderr if raised else done.stdout).strip().splitlines() or ["it said nothing"]
+    return Ran(path.stem, LEFT if raised else ENDS[done.returncode], text[-1])

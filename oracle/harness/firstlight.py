@@ -81,17 +81,19 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
     readings: list[Step] = []
     if any(i.arch == ALIKE.get(arch, arch) and i.scale_block for i in INSTRUCTIONS.values()):
         for kind in SCALED:
-            given: tuple[str, ...] = ("fingerprint", DOT_SCALED, "--block-scaled", kind, "--device", "cuda")
-            readings.append(Step(f"reading-{kind}", given, 60, f"which reading of the {kind} instruction holds", (0,)))
+            supplied: tuple[str, ...] = ("fingerprint", DOT_SCALED, "--block-scaled", kind, "--device", "cuda")
+            readings.append(
+                Step(f"reading-{kind}", supplied, 60, f"which reading of the {kind} instruction holds", (0,))
+            )
     for contract, target in CHAINS:
         bound = find(target, contract)
         assert bound is not None, f"{target} has no binding under {contract}"
         if find_spec(bound.package) is None:
             continue
-        given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
-        readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
+        supplied = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
+        readings.append(Step(f"chain-{contract}", supplied, 60, f"how {target} accumulates as {contract}", (0,)))
     jobs = max(2, (os.cpu_count() or 2) - 2)
-    kept, gallery = str(folder / "captures"), str(folder / "gallery")
+    remaining, gallery = str(folder / "captures"), str(folder / "gallery")
     return (
         Step("doctor", ("doctor",), 60, "what is installed and usable"),
         Step("plan", ("plan", "--json", str(folder / "plan.json")), 60, "what the layer chooses here, and why"),
@@ -108,7 +110,7 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         Step(
             "verify",
             (
-                *("verify", "--arch", arch, "--fixtures", "none", "--keep", kept, "--jobs", str(min(jobs, 6))),
+                *("verify", "--arch", arch, "--fixtures", "none", "--keep", remaining, "--jobs", str(min(jobs, 6))),
                 *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
                 *("--record", str(folder / "verify.jsonl")),
             ),

@@ -226,15 +226,15 @@ def run(
     until, jobs = time.monotonic() + seconds, max(1, min(jobs, len(keys)))
     with interrupted_by_every_end(), Pool(make, jobs, divided(jobs, None), environments) as pool:
         numbers = {pool.submit(key): key for key in keys}
-        for number, found in pool.finished(until):
-            if isinstance(found, Lost):
+        for number, result in pool.finished(until):
+            if isinstance(result, Lost):
                 project, _, rest = numbers[number].partition(".")
                 kernel, _, contract = rest.rpartition("/")
-                yield Row(project, kernel, contract, "CRASHED", why=found.cause), None
-            elif isinstance(found, BaseException):
-                raise found
+                yield Row(project, kernel, contract, "CRASHED", why=result.cause), None
+            elif isinstance(result, BaseException):
+                raise result
             else:
-                yield found
+                yield result
 
 
 def places(device: str) -> tuple[str, list[dict[str, str]]]:

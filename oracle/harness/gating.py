@@ -51,8 +51,8 @@ def gated(*targets: str | Binding, arch: str | None = None) -> Gated:
     for target in targets:
         if isinstance(target, str) and target not in known:
             raise OptionError(f"{target} has no binding; {among(target, known, see='fp8-oracle list bindings')}")
-        found = [target] if isinstance(target, Binding) else [one for one in bindings() if one.target == target]
-        own.setdefault(found[0].target, []).extend(found)
+        result = [target] if isinstance(target, Binding) else [one for one in bindings() if one.target == target]
+        own.setdefault(result[0].target, []).extend(result)
     if not own:
         raise OptionError("name a routine whose calls pass the gate, as flashinfer.gemm:bmm_fp8")
     return Gated(own, arch)

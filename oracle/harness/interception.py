@@ -99,8 +99,8 @@ class Interception:
 
             if any(isinstance(x, Tensor) and (x.device.type == "meta" or isinstance(x, FakeTensor)) for x in args):
                 return run()  # the shapes of a call are asked, which has no numbers
-            given = {name: value for name, value in kwargs.items() if name not in written}  # they are returned, too
-            return self._around(target, run, args, given)
+            supplied = {name: value for name, value in kwargs.items() if name not in written}  # they are returned, too
+            return self._around(target, run, args, supplied)
 
         return kernel
 
@@ -130,10 +130,10 @@ def operator_of(target: str) -> Any | None:
     if module != "torch":
         return None
     name = path.removeprefix("ops.") if path.startswith("ops.") else f"aten.{path}"
-    found: Any = torch.ops
+    result: Any = torch.ops
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, torch._ops.OpOverloadPacket) else None
+        result = getattr(result, part, None)
+    return result if isinstance(result, torch._ops.OpOverloadPacket) else None
 
 
 def _export_of(target: str) -> Callable[..., Any] | None:

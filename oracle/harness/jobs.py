@@ -126,7 +126,7 @@ def _results(
     if len(group) == 1 or isinstance(result, BaseException):
         return dict.fromkeys(group, result)
     alone = {task: pool.submit((task,), _first(started)) for task in group}
-    return {task: found for task, at in alone.items() for found in _results(pool, at, (task,), started).values()}
+    return {task: match for task, at in alone.items() for match in _results(pool, at, (task,), started).values()}
 
 
 class _Starting(Generic[R]):

@@ -181,14 +181,14 @@ def _point(source: str, target: str) -> None:
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
-    made = _libc.mount(*words, ctypes.c_ulong(flags), None if data is None else data.encode())
-    _checked(made, f"mount {kind or source} on {target}")
+    result = _libc.mount(*words, ctypes.c_ulong(flags), None if data is None else data.encode())
+    _checked(result, f"mount {kind or source} on {target}")
 
 
 def _set_attributes(target: str, flags: int, on: int, off: int) -> None:
     attributes = (ctypes.c_uint64 * 4)(on, off, 0, 0)
-    made = _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), flags, attributes, ctypes.c_size_t(32))
-    _checked(made, f"mount_setattr {target}")
+    result = _libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), flags, attributes, ctypes.c_size_t(32))
+    _checked(result, f"mount_setattr {target}")
 
 
 def _checked(result: int, what: str) -> None:

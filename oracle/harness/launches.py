@@ -82,11 +82,11 @@ def launch(
     if mode == REPLACED:
         call.put_other()
     calls = [one for one in (before, call, after) if one is not None]
-    graph, made = _captured(calls, cuda)
-    mine = made[calls.index(call)]
+    graph, result = _captured(calls, cuda)
+    mine = result[calls.index(call)]
 
     def replay() -> None:
-        for outputs in made:
+        for outputs in result:
             _poison(outputs, poison)
         graph.replay()
 
@@ -122,9 +122,9 @@ def _on_stream(mode: str, call: Call, read: Callable[[Made], Read], cuda: Any) -
     with cuda.stream(own):
         if mode == LATE:
             call.put()
-        made = call.run()
+        result = call.run()
         own.synchronize()
-        return made, read(made)
+        return result, read(result)
 
 
 def _captured(calls: Sequence[Call], cuda: Any) -> tuple[Any, list[Made]]:

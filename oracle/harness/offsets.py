@@ -86,13 +86,13 @@ def large_offsets(
 
 def _apart(x: Tensor, length: int) -> Tensor:
     """Rows of ``x`` whose bits are not those of the row of the first ``length`` that had the same data."""
-    first, found = _row_bits(x[:length]), []
+    first, result = _row_bits(x[:length]), []
     step = length * max(1, (1 << 26) // max(1, first.numel()))  # some 64 MiB at once
     for start in range(0, x.shape[0], step):
         bits = _row_bits(x[start : start + step])
         differs = (bits != first.repeat(-(-len(bits) // length), 1)[: len(bits)]).any(dim=1)
-        found.append(torch.nonzero(differs)[:, 0] + start)
-    return torch.cat(found)
+        result.append(torch.nonzero(differs)[:, 0] + start)
+    return torch.cat(result)
 
 
 def _row_bits(x: Tensor) -> Tensor:

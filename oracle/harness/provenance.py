@@ -120,10 +120,10 @@ class Watch:
         files |= {p for p in read if p.is_file() and p.suffix != ".pyc" and _within(p, folders)}
         tops = {name.partition(".")[0] for name, origin in origins.items() if origin and name not in loose}
         versions = {top: _version(top) for top in tops - sys.stdlib_module_names}
-        if unknown := [top for top, found in versions.items() if found is None]:  # named otherwise than its package
+        if unknown := [top for top, result in versions.items() if result is None]:  # named otherwise than its package
             owners = packages_distributions()
             versions |= {owner: _version(owner) for top in unknown for owner in owners.get(top, ())}
-        return _digest(files, (f"{name} {found}" for name, found in sorted(versions.items())))
+        return _digest(files, (f"{name} {result}" for name, result in sorted(versions.items())))
 
     def _seen(self, event: str, arguments: tuple[object, ...]) -> None:
         if self._watching and event in ("open", "ctypes.dlopen") and isinstance(arguments[0], str):

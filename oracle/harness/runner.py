@@ -244,8 +244,8 @@ def judge_call(read: Callable[[], CallFile], arch: str, numerics: str | None) ->
         get(call.contract).check(call.inputs, call.options)
     except OracleError as error:  # UNTESTED is no pass, and says why
         return _without_numbers(Status.UNTESTED, str(error))
-    given, asked, declared = dict(call.inputs), dict(call.options), numerics or call.numerics
-    return judge_outputs(get(call.contract), given, call.output, arch=arch, numerics=declared, call=asked)
+    supplied, asked, declared = dict(call.inputs), dict(call.options), numerics or call.numerics
+    return judge_outputs(get(call.contract), supplied, call.output, arch=arch, numerics=declared, call=asked)
 
 
 def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:

@@ -123,16 +123,16 @@ def sample(
     ContractError, FixtureError
         There is no such contract; the folder cannot be made.
     """
-    given = os.environ.get(SWITCH, "")
-    if given and not given.isdecimal():
-        raise OptionError(f"{SWITCH}={given!r} is no number of calls; 0 turns sampling off")
-    every = int(given) if given else every
+    supplied = os.environ.get(SWITCH, "")
+    if supplied and not supplied.isdecimal():
+        raise OptionError(f"{SWITCH}={supplied!r} is no number of calls; 0 turns sampling off")
+    every = int(supplied) if supplied else every
     if every < 0 or max_bytes < 0:
         raise OptionError(f"every={every}, max_bytes={max_bytes}: neither is negative")
     if routine is None:
         asked: dict[str, Any] = {"every": every, "to": to, "contract": contract, "inputs": inputs, "out": out}
         asked |= {"numerics": numerics, "max_bytes": max_bytes, "seconds": seconds, "name": name}
-        return lambda found: sample(found, **asked)
+        return lambda result: sample(result, **asked)
     if every == 0:
         return routine
     return _wrapped(Sampler(routine, every, Path(to), contract, inputs, out, numerics, max_bytes, seconds, name))
@@ -232,8 +232,8 @@ class Sampler(Recorder):
                 raise TypeError(f"{spec.name} is a {type(value).__name__}, no tensor")
         if not self.room(sum(x.nbytes for x in inputs.values())):
             return None
-        made = {name: copied(x, name) for name, x in inputs.items()}
-        return Taken(next(self._numbers), self._contract.name, self._name, made, options, self._numerics)
+        result = {name: copied(x, name) for name, x in inputs.items()}
+        return Taken(next(self._numbers), self._contract.name, self._name, result, options, self._numerics)
 
     def _after(self, taken: Taken, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Copies of the outputs; the call goes to the thread that writes."""
@@ -262,18 +262,18 @@ class Sampler(Recorder):
         """The outputs by name: what the call returned, or the parameters that it wrote."""
         from torch import Tensor
 
-        names, found = self._contract.returns, result
+        names, results = self._contract.returns, result
         if result is None:
             arguments = self._bound(args, kwargs)
             named = {"out": self._out} if isinstance(self._out, str) else self._out
-            found = {name: arguments.get(named.get(name, name)) for name in names}
+            results = {name: arguments.get(named.get(name, name)) for name in names}
         elif isinstance(result, Tensor):
-            found = {names[0]: result} if len(names) == 1 else {}
+            results = {names[0]: result} if len(names) == 1 else {}
         elif isinstance(result, tuple | list):
-            found = dict(zip(names, result, strict=True))
-        if missing := [name for name in names if not isinstance(found.get(name), Tensor)]:
+            results = dict(zip(names, result, strict=True))
+        if missing := [name for name in names if not isinstance(results.get(name), Tensor)]:
             raise TypeError(f"{self._name} gave a {type(result).__name__} without {', '.join(missing)}")
-        return {name: found[name] for name in names}
+        return {name: results[name] for name in names}
 
     def _checked_signature(self) -> inspect.Signature | None:
         """The signature of the routine, None where nothing needs it; OptionError where it lacks an input."""

@@ -81,12 +81,12 @@ def steps(search: Sequence[str], kernel: str, device: str, folder: str) -> list[
     absolute = {os.path.abspath(path) for path in shown}
     real = sorted(p for p in absolute | set(map(os.path.realpath, absolute)) if os.path.exists(p) and p != "/")
     outer = [path for path in real if not _within(path, real)]
-    made = [["link", path, os.readlink(path)] if os.path.islink(path) else ["bind", path] for path in outer]
+    result = [["link", path, os.readlink(path)] if os.path.islink(path) else ["bind", path] for path in outer]
     holding = {path for path in (*search, *_packages()) if any(_ours(path))}
     for held in sorted(map(os.path.abspath, holding)):
-        made.append(["hide", held])
-        made += [["bind", str(p)] for p in sorted(Path(held).iterdir()) if p.exists() and p not in _ours(held)]
-    return [*made, ["bind", folder, PLACE]]
+        result.append(["hide", held])
+        result += [["bind", str(p)] for p in sorted(Path(held).iterdir()) if p.exists() and p not in _ours(held)]
+    return [*result, ["bind", folder, PLACE]]
 
 
 def bubblewrap(made: Sequence[Sequence[str]], command: Sequence[str], folder: str, *, program: str) -> list[str]:

@@ -119,18 +119,18 @@ class Session:
         allocated = {name: out for name, out in due.items() if out.shape is not None}
         absent = {spec.name for spec in self.contract.inputs if spec.optional} - inputs.keys()
         optional = [name for name in self.contract.returns if name in absent or name in due and due[name].optional]
-        given = (*inputs.items(), *(beside or {}).items())
-        wanted = [Wanted.copy(name, t, lead=lead.get(name, 0), step=step.get(name, 1)) for name, t in given]
+        supplied = (*inputs.items(), *(beside or {}).items())
+        wanted = [Wanted.copy(name, t, lead=lead.get(name, 0), step=step.get(name, 1)) for name, t in supplied]
         wanted += [Wanted.fresh(name, out.shape or (), out.dtypes[0]) for name, out in allocated.items()]
         ends = (len(inputs), len(inputs) + len(beside or {}), len(wanted))
         size = sum(one.size for one in wanted)
         shared = self.worker.memory(size + ROOM + TMA_BYTES * size)
         laid = shared.lay_out(wanted, poison, self.worker.place)
-        before = [(made, made.snapshot()) for made, _ in laid[: ends[0]]]
+        before = [(result, result.snapshot()) for result, _ in laid[: ends[0]]]
         settle(self.worker.place)  # some modes put other inputs there first: no snapshot may be of those
         request = {
             "op": "call",
-            "slots": [{"name": made.name, **spec} for made, spec in laid],
+            "slots": [{"name": result.name, **spec} for result, spec in laid],
             "inputs": list(range(ends[0])),
             "beside": list(range(ends[0], ends[1])),
             "outputs": list(range(ends[1], ends[2])),
@@ -164,14 +164,14 @@ class Session:
         }
         outputs = {}
         for name, claim in claims.items():
-            made = read(claim, shared, [made for made, _ in laid])
-            if made is None:
+            result = read(claim, shared, [result for result, _ in laid])
+            if result is None:
                 text = f"{name} {list(claim.shape)} with strides {list(claim.stride)}"
                 return Answer(problem=crashed(f"{CAUSES['result']}: {text} does not lie in the memory of the call"))
-            outputs[name] = made
-        guards = [*(damage for made, _ in laid if (damage := made.damage())), *reply.text.splitlines()]
-        changed = [made.name for made, old in before if made.changed(old)]
-        self._last = [(made, made.snapshot()) for made, _ in laid[ends[1] :]]
+            outputs[name] = result
+        guards = [*(damage for result, _ in laid if (damage := result.damage())), *reply.text.splitlines()]
+        changed = [result.name for result, old in before if result.changed(old)]
+        self._last = [(result, result.snapshot()) for result, _ in laid[ends[1] :]]
         late = tuple(self.contract.returns[i] for i in reply.late)
         undeclared, disturbed = self._undeclared(asked, outputs, facts), reply.disturbed
         seen = (outputs, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
@@ -179,7 +179,7 @@ class Session:
 
     def look_back(self) -> None:
         """Note in ``late`` the outputs of the last call that have changed since it was answered."""
-        self.late += [made.name for made, old in self._last if made.changed(old)]
+        self.late += [result.name for result, old in self._last if result.changed(old)]
         self._last = []
 
     def takes(self, case: str, **extents: int) -> bool:

@@ -40,8 +40,8 @@ def loaded(plan: Mapping[str, Any]) -> Any:
 def call(kernel: Any, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
     """The outputs of one call by the contract's names, or what the solution returned in their place."""
     del options  # numbers are in the plan
-    for kept, copy in LAST:
-        if not torch.equal(_bytes(kept), copy):
+    for remaining, copy in LAST:
+        if not torch.equal(_bytes(remaining), copy):
             raise RuntimeError("an output of the last call was written after that call had returned")
     axes, arguments = dict(PLAN["axes"]), []
     for one in PLAN["inputs"]:
@@ -66,8 +66,8 @@ def call(kernel: Any, inputs: Mapping[str, Tensor], options: Mapping[str, object
         kernel(*arguments, *result)
     if not isinstance(result, tuple | list) or len(result) != len(due):
         return result  # no result, as the worker says
-    given = {x.untyped_storage().data_ptr() for x in inputs.values()}
-    own = [x for x in result if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in given]
+    supplied = {x.untyped_storage().data_ptr() for x in inputs.values()}
+    own = [x for x in result if isinstance(x, Tensor) and x.untyped_storage().data_ptr() not in supplied]
     LAST[:] = [(x, _bytes(x).clone()) for x in own]
     return {one["as"]: x for one, x in zip(due, result, strict=True)}
 

@@ -45,7 +45,7 @@ def of_name(target: str) -> str:
     """
     module, _, name = target.partition(":")
     name = name.partition(".")[0]
-    found = ""
+    result = ""
     for _ in range(FOLLOWED):
         path = _file_of(module)
         if path is None:
@@ -57,10 +57,10 @@ def of_name(target: str) -> str:
         except (OSError, ValueError):  # not readable, or with null bytes
             return place(path, 1)
         line, module, name = next(_bindings(tree, module, path, name), (1, "", name))
-        found = place(path, line)
+        result = place(path, line)
         if not module:
             break
-    return found
+    return result
 
 
 def _bindings(tree: ast.Module, module: str, path: Path, name: str) -> Iterator[tuple[int, str, str]]:
@@ -88,12 +88,12 @@ def _file_of(module: str) -> Path | None:
     places: Sequence[str] | None = [str(Path.cwd()), *sys.path]
     origin = None
     for name in accumulate(module.split("."), "{}.{}".format):
-        found = _found(name, places or ())
-        for finder in sys.meta_path if found is None else ():  # as of an editable installation
-            found = found or finder.find_spec(name, places if "." in name else None)
-        if found is None:
+        result = _found(name, places or ())
+        for finder in sys.meta_path if result is None else ():  # as of an editable installation
+            result = result or finder.find_spec(name, places if "." in name else None)
+        if result is None:
             return None
-        origin, places = found.origin, found.submodule_search_locations
+        origin, places = result.origin, result.submodule_search_locations
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
@@ -101,10 +101,10 @@ def _found(name: str, places: Sequence[str]) -> ModuleSpec | None:
     """What PathFinder finds; of folders without ``__init__`` that one asks their parents, and none is loaded here."""
     folders: list[str] = []
     for importer in filter(None, map(pkgutil.get_importer, places)):
-        found = importer.find_spec(name)
-        if found is not None and found.loader is not None:
-            return found
-        folders += (found and found.submodule_search_locations) or []
+        result = importer.find_spec(name)
+        if result is not None and result.loader is not None:
+            return result
+        folders += (result and result.submodule_search_locations) or []
     spec = ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = folders
     return spec if folders else None

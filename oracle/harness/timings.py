@@ -35,15 +35,15 @@ def calls(contract: str, rows: Sequence[int] = ROWS, depth: int = DEPTH) -> list
     listed = [c for c in profiles.cases(contract, "quick") if c.family == "randn" and not c.options and not c.changes]
     if not listed or {name for name, _ in listed[0].extents} != {"m", "n", "k"}:
         return []
-    made = []
+    result = []
     for m in rows:
         extents = {"m": m, "n": depth, "k": depth}
         whole = replace(listed[0], extents=tuple((name, extents[name]) for name, _ in listed[0].extents))
         try:
-            made.append(cases.parse(str(whole)))
+            result.append(cases.parse(str(whole)))
         except CaseError:  # a contract that does not take these extents is not timed
             return []
-    return made
+    return result
 
 
 def timed(
@@ -68,8 +68,8 @@ def timed(
             for subject in new:
                 if time.monotonic() > ends:
                     return
-                found = _timed(subject, inputs, dict(case.call_options()))
-                record = {"contract": contract, "backend": subject.name, "case": str(case), **found}
+                result = _timed(subject, inputs, dict(case.call_options()))
+                record = {"contract": contract, "backend": subject.name, "case": str(case), **result}
                 with path.open("a") as file:
                     file.write(json.dumps(record) + "\n")
                 yield record

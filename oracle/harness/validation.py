@@ -423,10 +423,10 @@ def _run(
             calls.know(inputs, options, answer, finding.verdict)
             if watching.cases:
                 watching.cases -= 1
-                made = _watched(calls, case, inputs, options, answer, watching)
+                result = _watched(calls, case, inputs, options, answer, watching)
             else:  # no case that was watched has these inputs
-                made = _strided(calls, inputs, options, watching)
-            for item in made:
+                result = _strided(calls, inputs, options, watching)
+            for item in result:
                 now = time.perf_counter()
                 watched.append(item if isinstance(item, watches.Note) else replace(item, seconds=now - begun))
                 begun = now
@@ -527,7 +527,7 @@ def _refused(answer: Answer) -> str | None:
     return problem.reason or problem.summary if problem is not None and problem.status is Status.UNSUPPORTED else None
 
 
-def _probe(session: Session, case: Case, found: list[Finding], told: Told) -> str | None:
+def _probe(session: Session, case: Case, results: list[Finding], told: Told) -> str | None:
     """Why the kernel refuses a case that asks for its domain; what is wrong with an answer is found."""
     inputs, options = _asked(case)
     answer = session.call(inputs, options)
@@ -535,7 +535,7 @@ def _probe(session: Session, case: Case, found: list[Finding], told: Told) -> st
     numbers = session.numbers(str(case), inputs, options, answer)
     if numbers.fails and answer.outputs:
         told.judged(numbers, inputs, options, answer.output)
-    found += [finding for finding in (numbers, *watched) if isinstance(finding, Finding) and finding.fails]
+    results += [finding for finding in (numbers, *watched) if isinstance(finding, Finding) and finding.fails]
     return _refused(answer)
 
 
@@ -623,8 +623,8 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     if not answer.outputs or session.judge(smallest.inputs, options, answer).status is not Status.FAILED:
         return None
     note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
-    made = (smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
-    write(path, CallFile(session.contract.name, *made))
+    result = (smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
+    write(path, CallFile(session.contract.name, *result))
     return str(path)
 
 

@@ -146,9 +146,9 @@ class Calls:
     def look(self, answer: Answer) -> None:
         """Keep what is wrong with the memory after a call, whatever its numbers are."""
         self.hung |= answer.hung
-        for found in (*memory(self.session, self.case, answer), *row_major(self.session, self.case, answer)):
-            if isinstance(found, Finding) and found.fails:
-                self.add(found.watch, "", found.verdict)
+        for result in (*memory(self.session, self.case, answer), *row_major(self.session, self.case, answer)):
+            if isinstance(result, Finding) and result.fails:
+                self.add(result.watch, "", result.verdict)
 
     def add(self, watch: str, what: str, verdict: Verdict, *, asked: tuple[Inputs, Options] | None = None) -> None:
         """Keep a finding, the first of each call of a watch; with what was ``asked`` where a new process tells whose
@@ -162,8 +162,8 @@ class Calls:
         """What was found since it was asked last. The process may be a new one after it, without its memory or with
         that of the case."""
         findings, self._findings = self._findings, []
-        for found, asked in findings:
-            yield found if asked is None or self._right_at_first(*asked) else replace(found, watch=OTHER)
+        for result, asked in findings:
+            yield result if asked is None or self._right_at_first(*asked) else replace(result, watch=OTHER)
 
 
 def folded(found: Sequence[Finding | Note]) -> list[Finding | Note]:
@@ -286,11 +286,11 @@ def strided(calls: Calls, inputs: Inputs, options: Options, names: Sequence[str]
         for group in (them, *([name] for name in them if them[1:])):
             if not group or calls.hung:
                 break
-            said = f"{what} {', '.join(group)}"
+            text = f"{what} {', '.join(group)}"
             views: dict[str, Any] = {how: dict.fromkeys(group, amount)}
-            _, verdict = calls.ask(PITCHED, said, inputs, options, **views)
+            _, verdict = calls.ask(PITCHED, text, inputs, options, **views)
             if verdict.status is Status.UNSUPPORTED:
-                yield Note(calls.case, PITCHED, f"refused with {said}: {verdict.reason}")
+                yield Note(calls.case, PITCHED, f"refused with {text}: {verdict.reason}")
                 continue
             if not verdict.status.is_failure:
                 yield Finding(calls.case, PITCHED, verdict)
@@ -329,13 +329,13 @@ def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Find
     a, scale = inputs[role["a"]], inputs[role["a_scale"]]
     negated = {**inputs, role["a"]: (a.view(torch.uint8) ^ 0x80).view(a.dtype)}
     twice, wanted = {**inputs, role["a_scale"]: scale * 2}, decode(right)
-    for watch, given, due, what in (
+    for watch, supplied, due, what in (
         (DOUBLED, twice, wanted * 2, "the result is not doubled"),
         (FLIPPED, negated, -wanted, "the result is not negated"),
     ):
         if calls.hung:
             return
-        answer, verdict = calls.ask(watch, "numbers", given, options, taken=True)
+        answer, verdict = calls.ask(watch, "numbers", supplied, options, taken=True)
         if answer.problem is None and not verdict.status.is_failure:  # else its numbers are said to be wrong
             yield _relation(calls, watch, Call(session.contract, inputs, options), answer, due, what)
     if not operands.by_row or calls.hung:
@@ -410,7 +410,7 @@ def _rows(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
         rows = inputs[first.name].shape[axis] if inputs[first.name].dim() else 0
         batches = dict.fromkeys((1, rows // 2, rows // 2 // STEP * STEP) if rows > 1 else ())
         ways = ((count, _fewer(call, first, axis, count)) for count in batches if count)
-        smaller = [(count, *found) for count, found in ways if found is not None]
+        smaller = [(count, *result) for count, result in ways if result is not None]
         admitted = [one for one in smaller if calls.session.takes(calls.case, **{_extent(first, axis): one[0]})][:2]
         beyond |= not admitted and bool(smaller)
         if admitted:

@@ -106,15 +106,15 @@ def watch(
 
 def parse_budget(text: str) -> tuple[int, float]:
     """The bytes and the seconds of ``"2 GiB, 60 s"``. Raises OptionError: it is of another form."""
-    found: dict[bool, float] = {}
+    results: dict[bool, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", part)
         if match is None or match[2] not in _UNITS:
             raise OptionError(f"budget {text!r}: {part.strip()!r} is no size or time; as 2 GiB, 60 s")
-        found[isinstance(_UNITS[match[2]], float)] = float(match[1]) * _UNITS[match[2]]
-    if len(found) != 2:
+        results[isinstance(_UNITS[match[2]], float)] = float(match[1]) * _UNITS[match[2]]
+    if len(results) != 2:
         raise OptionError(f"budget {text!r} needs a size and a time; as 2 GiB, 60 s")
-    return int(found[False]), found[True]
+    return int(results[False]), results[True]
 
 
 @dataclass
@@ -164,14 +164,14 @@ class Rows:
 
     def of(self, sites: Iterable[tuple[str, str, int, Mapping[str, int]]]) -> tuple[Row, ...]:
         """A row for every site ``(layer, kernel, calls, reasons)``, in their order."""
-        found: dict[tuple[str, str], Row] = {}
+        results: dict[tuple[str, str], Row] = {}
         for layer, kernel, calls, unread in sites:
-            row = found.get((layer, kernel)) or self.rows.get((layer, kernel)) or Row(layer, kernel, "", 0)
+            row = results.get((layer, kernel)) or self.rows.get((layer, kernel)) or Row(layer, kernel, "", 0)
             reasons = Counter(row.unread)
             reasons.update(unread)
-            found[layer, kernel] = replace(row, calls=row.calls + calls, unread=dict(reasons))
-        left = [replace(row, calls=sum(row.counts.values())) for key, row in self.rows.items() if key not in found]
-        return (*found.values(), *left)
+            results[layer, kernel] = replace(row, calls=row.calls + calls, unread=dict(reasons))
+        left = [replace(row, calls=sum(row.counts.values())) for key, row in self.rows.items() if key not in results]
+        return (*results.values(), *left)
 
 
 def _of(which: Callable[[float, float], float], one: float | None, other: float | None) -> float | None:
@@ -337,8 +337,8 @@ class Watch:
         arch = self._arch or arch_of(device)
         if self._recorder is not None:
             if self._recorder.room(sum(x.nbytes for x in (*inputs.values(), *bound.outputs.values()))):
-                made = {name: copied(x, name) for name, x in inputs.items()}
-                head = (number, binding.contract, site.kernel, made, bound.options, binding.numerics)
+                built = {name: copied(x, name) for name, x in inputs.items()}
+                head = (number, binding.contract, site.kernel, built, bound.options, binding.numerics)
                 about = {"layer": site.layer, "call": str(number), "occurrence": str(occurrence)}
                 taken = Taken(*head, about=about)
                 taken.finish(bound.outputs, arch)
@@ -391,13 +391,13 @@ class Watch:
             self._rows.first = First(number, site.layer, Outcome(f"watched/{number}", *named, verdict, command=""))
             self._first_call.clear()
             if sum(x.nbytes for x in (*inputs.values(), *outputs.values())) <= self._max_bytes:
-                kept = {name: copied(x, name) for name, x in inputs.items()}
-                made = {name: copied(x, name) for name, x in outputs.items()}
+                remaining = {name: copied(x, name) for name, x in inputs.items()}
+                result = {name: copied(x, name) for name, x in outputs.items()}
                 if arch.startswith("sm") and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                     torch.cuda.synchronize()
                 about = {"layer": site.layer, "call": str(number)}
-                single = made["out"] if tuple(made) == ("out",) else made
-                head = (binding.contract, kept, single, options, arch, binding.numerics, site.kernel, "", about)
+                single = result["out"] if tuple(result) == ("out",) else result
+                head = (binding.contract, remaining, single, options, arch, binding.numerics, site.kernel, "", about)
                 self._first_call[number] = CallFile(*head)
 
     # --- what was seen --------------------------------------------------------------------------------------
@@ -508,17 +508,17 @@ def ordered(folder: Path) -> list[tuple[Path, dict[str, str]]]:
 
     Raises FixtureError: there is no such folder, or it holds no call of a watch.
     """
-    found = []
+    results = []
     for path in call_file.within(folder)[0]:
         metadata = fixtures.read_metadata(path)
         about = {**json.loads(metadata.get("about", "{}")), **metadata}
         if "layer" in about and str(about.get("call", "")).isdecimal():
-            found.append((path, about))
-    if not found and not list(folder.glob("watch-*.json")):
+            results.append((path, about))
+    if not results and not list(folder.glob("watch-*.json")):
         raise FixtureError(
             f"{folder}: holds no call of a watch; `fp8-oracle watch --to {folder} -- COMMAND` records them"
         )
-    return sorted(found, key=lambda each: (each[1].get("time", ""), int(each[1]["call"])))
+    return sorted(results, key=lambda each: (each[1].get("time", ""), int(each[1]["call"])))
 
 
 def judged(folder: Path, *, arch: str | None = None, advance: Callable[[str], None] = lambda layer: None) -> Watched:

@@ -143,14 +143,14 @@ class Server:
         )
         options = {name: _option(value) for name, value in request["options"].items()}
         mode, poison = request["mode"], int(request["poison"])
-        given = {g.buffer.untyped_storage().data_ptr(): i for i, g in slots.items()}
+        supplied = {g.buffer.untyped_storage().data_ptr(): i for i, g in slots.items()}
         allocations, outside, disturbed = Poisoning(poison), list[str](), False
         named: Mapping[str, Tensor]
 
         def read(named: Mapping[str, Tensor]) -> dict[str, _Seen]:
             """What lies in the outputs now; on a GPU a copy, which the current stream makes."""
             own = {g.buffer.untyped_storage().data_ptr(): g for g in (*slots.values(), *allocations.made)}
-            return {name: _seen(name, x, given, own) for name, x in named.items()}
+            return {name: _seen(name, x, supplied, own) for name, x in named.items()}
 
         with contextlib.nullcontext() if mode in launches.UNPOISONED else allocations:
             if mode == "plain":
@@ -159,8 +159,8 @@ class Server:
                     torch.cuda.current_stream().synchronize()
                 seen = read(named)
             elif mode == "threads":
-                found, outside, disturbed = self._concurrently(inputs, beside, options, request)
-                named, seen = found, read(found)
+                result, outside, disturbed = self._concurrently(inputs, beside, options, request)
+                named, seen = result, read(result)
             else:
                 fresh = self._fresh(request)
                 own, theirs = ({n: g.inside().clone() for n, g in part.items()} for part in (inputs, beside))

@@ -173,8 +173,8 @@ def code(text: str) -> str:
 def _line(row: Row) -> str:
     kernel = f"**{row.project}** {code(row.kernel)}" + (f" ({row.pinned})" if row.pinned else "")
     kernel += f"<br>under {code(row.contract)}" if row.contract != row.kernel else ""
-    found = f"{row.why.rstrip('.')}." if row.why else _identity(row)
-    found += f" Explained by: {', '.join(row.explained)}." if row.explained else ""
+    result = f"{row.why.rstrip('.')}." if row.why else _identity(row)
+    result += f" Explained by: {', '.join(row.explained)}." if row.explained else ""
     figures = [
         _identity(row) if row.why else "",
         f"Strongest evidence of most outputs: {next(iter(row.classes))}." if row.classes else "",
@@ -185,9 +185,9 @@ def _line(row: Row) -> str:
         f"Covered: {'; '.join(row.covered).removeprefix('covered ')}." if row.covered else "",
         f"Again: {code(row.command)}" if row.command else "",
     ]
-    if said := [figure for figure in figures if figure]:
-        found += f" <details><summary>figures</summary>{'<br>'.join(said)}</details>"
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (row.verdict, kernel, found)) + " |"
+    if text := [figure for figure in figures if figure]:
+        result += f" <details><summary>figures</summary>{'<br>'.join(text)}</details>"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (row.verdict, kernel, result)) + " |"
 
 
 def _identity(row: Row) -> str:

@@ -182,8 +182,8 @@ def _prepare(base: sqlite3.Connection, path: Path, *, create: bool) -> None:
     due = [" ".join(statement.split()) for statement in _TABLES.split(";")[:-1]]
     if sorted(" ".join(str(sql).split()) for sql in tables.values()) != sorted(due):
         raise FixtureError(f"{path}: has other tables than a history of version {VERSION}; name another file")
-    if (said := base.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-        first = " ".join(str(said).split())
+    if (text := base.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        first = " ".join(str(text).split())
         raise FixtureError(f"{path}: is damaged ({first}); restore it, or add the records to a new file")
 
 

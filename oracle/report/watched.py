@@ -208,8 +208,8 @@ def _plain(value: object) -> object:
 def to_html(report: Watched) -> str:
     """One self-contained page: the first inadmissible call in pictures, loss by layer, all rows, what was not seen."""
     sign, tone = ("✓", "good") if report.ok else ("✗", "bad")
-    said = "Not all as it must be" if report.judged else "Nothing was judged"
-    said = "All as it must be" if report.ok else said
+    sentence = "Not all as it must be" if report.judged else "Nothing was judged"
+    sentence = "All as it must be" if report.ok else sentence
     parts = []
     if (first := report.first) is not None:
         named = f"in <b>{escape(first.layer)}</b>, by <b>{escape(first.outcome.subject)}</b>"
@@ -238,12 +238,14 @@ def to_html(report: Watched) -> str:
     links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in parts)
     header = (
         f'<a class="skip" href="#rows">Skip to the table</a>\n<header><div class="top"><h1>fp8-oracle watch</h1>'
-        f'{theme_button()}</div><p class="verdict {tone}">{sign} {said}</p><p class="soft">{escape(report.summary)}</p>'
+        f'{theme_button()}</div><p class="verdict {tone}">{sign} {sentence}</p>'
+        f'<p class="soft">{escape(report.summary)}</p>'
         "</header>"
     )
     content = "\n".join(section(*part) for part in parts)
     return page(
-        f"fp8-oracle: {said.lower()}", f'{header}\n<nav aria-label="sections">{links}</nav><main>\n{content}\n</main>'
+        f"fp8-oracle: {sentence.lower()}",
+        f'{header}\n<nav aria-label="sections">{links}</nav><main>\n{content}\n</main>',
     )
 
 

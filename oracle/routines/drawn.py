@@ -462,13 +462,13 @@ def _edges(base: Case, admits: Callable[[Case], bool]) -> list[Level]:
 
 def _many(base: Case, admits: Callable[[Case], bool]) -> Case | None:
     """The case with more rows than a tile has, a tail of them, and few of the other extents."""
-    case, found = base, False
+    case, result = base, False
     for name in sorted(base.grammar.free, key=lambda name: _meaning(base.grammar, name) == "rows"):
         rows = _meaning(base.grammar, name) == "rows"
         tried = (_sized(case, name, size) for size in (BATCH if rows else (NARROW + 1,)))
         new = next((new for new in tried if new is not None and volume(new) <= ROWS_AT_ONCE and admits(new)), None)
-        case, found = case if new is None else new, found or (rows and new is not None)
-    return case if found else None
+        case, result = case if new is None else new, result or (rows and new is not None)
+    return case if result else None
 
 
 def _beyond(base: Case, calls: Calls) -> list[Case]:
@@ -543,8 +543,10 @@ def _ways(contract: Contract, gap: Gap) -> Iterator[Level]:
     if gap.what == OTHER:
         default = next(spec.default for spec in contract.options if spec.name == gap.name)
         if isinstance(default, tuple):
-            halves = [tuple(max(1, n // 2) if at in of else n for at, n in enumerate(default))
-                      for of in ((len(default) - 1,), range(len(default)))]  # fmt: skip  # the last alone, then all
+            halves = [
+                tuple(max(1, n // 2) if at in of else n for at, n in enumerate(default))
+                for of in ((len(default) - 1,), range(len(default)))
+            ]
             yield from (Level((), (), ((gap.name, option_word(value)),)) for value in halves)
             return
         if default is None:  # an extent of the output, most often

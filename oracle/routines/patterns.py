@@ -250,8 +250,8 @@ def _turned(one: Input) -> Changed:
         raise CaseError(f"{one.spec.name} counts what other inputs place")
     symbol = (one.spec.dims or ("",))[0]
     of_group = [spec.name for spec in one.call.contract.inputs if (spec.dims or ("",))[0] == symbol]
-    given = {name: one.call.inputs[name] for name in of_group if symbol and name in one.call.inputs}
-    return {name: take_rows(x, torch.arange(len(x) - 1, -1, -1, device=x.device)) for name, x in given.items()}
+    supplied = {name: one.call.inputs[name] for name in of_group if symbol and name in one.call.inputs}
+    return {name: take_rows(x, torch.arange(len(x) - 1, -1, -1, device=x.device)) for name, x in supplied.items()}
 
 
 def _late(x: Tensor) -> Tensor:

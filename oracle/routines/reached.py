@@ -87,7 +87,8 @@ def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
     """What of a contract none of these cases reaches: option values, dtypes, widths, optional inputs, edges of dims,
     data of the kinds of its inputs.
 
-    Of the cases of one dtype, scheme, option and change the smallest is made, which is like the others.
+    Of the cases of one dtype, scheme, option and change the smallest is made, which is like the others; a word of data
+    is looked for in all of them before it counts as a gap.
     """
     kinds: dict[object, Case] = {}
     for case in chosen:
@@ -103,7 +104,13 @@ def gaps(contract: str, chosen: Sequence[Case]) -> list[Gap]:
                 chosen, name, width, offset
             ):
                 lacking.append(Gap(EDGE, name, f"{width}n{offset:+d}" if offset else f"{width}n"))
-    return [*lacking, *patterned(changed_first(chosen), chosen, calls)[1]]
+    words = patterned(changed_first(chosen), chosen, calls)[1]
+    return [*lacking, *(word for word in words if not has_word(chosen, word, calls))]
+
+
+def has_word(chosen: Iterable[Case], gap: Gap, calls: Calls) -> bool:
+    """Whether any of these cases has a word of data: the smallest of its kind need not, where the seed decides."""
+    return any((gap.name, gap.word) in calls.shown(case) for case in chosen if calls.admits(case))
 
 
 def changed_first(chosen: Iterable[Case]) -> list[Case]:

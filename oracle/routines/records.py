@@ -5,7 +5,7 @@ They know neither a contract nor a call (:mod:`oracle.routines.base` has those).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -55,6 +55,7 @@ class Operands:
     groups : the input that says which rows belong to which group, or None; ``group_of_row`` when it has an entry for
         each row (else one for each group).
     row_unit : rows can only be left out in multiples of this.
+    decoded : the weight ``[N, K]`` of a group as it is multiplied, where another form of it is stored; None elsewhere.
     """
 
     roles: Mapping[str, str]
@@ -67,6 +68,7 @@ class Operands:
     groups: str | None = None
     group_of_row: bool = False
     row_unit: int = 1
+    decoded: Callable[[int], Tensor] | None = None
 
     @property
     def by_row(self) -> bool:

@@ -242,11 +242,11 @@ def split_walks(problem: Attention, pipeline: Pipeline, splits: int) -> Iterator
         origin = int(part.start[0]) if windowed else 0
         end = min(part.k.shape[0], max(origin, int(part.stop.max())))
         each = width * -(-max(1, -(-(end - origin) // width)) // splits)
-        found = []
+        results = []
         for start in range(origin, max(end, origin + 1), each):
             one = _of_keys(part, start, min(start + each, end))
-            found.append(_walk(one if start == origin else replace(one, sink=None), pipeline, width))
-        yield tuple(found)
+            results.append(_walk(one if start == origin else replace(one, sink=None), pipeline, width))
+        yield tuple(results)
 
 
 def combined(parts: tuple[Walk, ...], pipeline: Pipeline) -> tuple[Tensor, Tensor]:
@@ -363,9 +363,12 @@ def _chain(codes: Tensor, v: Tensor, first: Tensor) -> Tensor:
 
 _FA3 = "vLLM 0.20.2 _vllm_fa3_C.fwd on an H100: every bit of 24 calls"
 TILE_SUMS = Pipeline(
-    "sm90.fa3.tile", _FA3, Status.SEEN_ON_HARDWARE,
-    keys=((64, 128), (96, 128), (128, 192), (192, 96), (256, 128)), few_keys=((96, 128), (128, 96)),
-)  # fmt: skip  # the table of tile_size.h, one row a line
+    "sm90.fa3.tile",
+    _FA3,
+    Status.SEEN_ON_HARDWARE,
+    keys=((64, 128), (96, 128), (128, 192), (192, 96), (256, 128)),
+    few_keys=((96, 128), (128, 96)),
+)
 """FlashAttention-3 with two levels of sums, as vLLM builds it."""
 ANY = replace(
     TILE_SUMS,

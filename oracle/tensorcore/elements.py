@@ -135,7 +135,7 @@ def _chains(part: Sequence[tuple[int, int]], interval: int | None) -> list[Range
     """The chains of one part of K, of ``interval`` products each."""
     if interval is None:
         return [tuple(part)] if part else []
-    found, open_, left = list[Ranges](), list[tuple[int, int]](), interval
+    result, open_, left = list[Ranges](), list[tuple[int, int]](), interval
     for first, end in part:
         while first < end:
             stop = min(end, first + left)
@@ -143,9 +143,9 @@ def _chains(part: Sequence[tuple[int, int]], interval: int | None) -> list[Range
             left -= stop - first
             first = stop
             if left == 0:
-                found.append(tuple(open_))
+                result.append(tuple(open_))
                 open_, left = [], interval
-    return [*found, tuple(open_)] if open_ else found
+    return [*result, tuple(open_)] if open_ else result
 
 
 def _promoted(

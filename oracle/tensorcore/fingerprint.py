@@ -74,10 +74,10 @@ class Fingerprint:
         order = " (interleaved by 2 of 4)" if self.interleaved else ""
         if self.group <= 2:
             bits = f"schedules that reproduce every bit: {', '.join(self.schedules) or 'none registered'}"
-            said = "added one by one or in pairs, each sum rounded"
-            said = "added exactly: none is lost beside a larger one" if self.exact else said
-            said = f"group size: the probes saw no fused sum: products are {said}"
-            return [said, f"output rounding: {self.store_rounding}", bits]
+            text = "added one by one or in pairs, each sum rounded"
+            text = "added exactly: none is lost beside a larger one" if self.exact else text
+            text = f"group size: the probes saw no fused sum: products are {text}"
+            return [text, f"output rounding: {self.store_rounding}", bits]
         return [
             f"group size: {self.group}{order}",
             f"alignment: {_bits(self.align_bits, self.align_direction)}",

@@ -107,8 +107,8 @@ def identify_product(
     matches |= _sampled(product, output, left, sample, engine)
     if not any(matches[s.name].equal == 1.0 for s in left):
         if splits := _splits_of(search, candidates, best, first):
-            found = sorted(matches.values(), key=lambda m: (-m.equal, order[m.schedule]))
-            return [*(Match(split.name, 1.0, output.numel()) for split in splits), *found]
+            result = sorted(matches.values(), key=lambda m: (-m.equal, order[m.schedule]))
+            return [*(Match(split.name, 1.0, output.numel()) for split in splits), *result]
         if not left:
             matches |= _sampled(product, output, _tried(best), sample, engine)
     return sorted(matches.values(), key=lambda m: (m.rank, order[m.schedule]))
@@ -120,20 +120,20 @@ def _sampled(
     """The matches of some schedules on a sample of the output."""
     rows, columns = _sample((product.M, product.N), sample, output.device)
     part, wanted = subset(product, rows, columns), output[rows][:, columns]
-    found, equal = dict[str, Match](), dict[Schedule, float]()
+    result, equal = dict[str, Match](), dict[Schedule, float]()
     for schedule in left:
         key = _arithmetic(schedule)
         if key not in equal:
             bits = predict_product(part, schedule, out_dtype=output.dtype, engine=engine)
             equal[key] = float(same_bits(bits, wanted).double().mean())
-        found[schedule.name] = Match(schedule.name, equal[key], wanted.numel())
-    return found
+        result[schedule.name] = Match(schedule.name, equal[key], wanted.numel())
+    return result
 
 
 def _tried(best: Sequence[Schedule]) -> list[Schedule]:
     """The schedules of the first few arithmetics."""
-    kept = list(dict.fromkeys(map(_arithmetic, best)))[:TRIED]
-    return [s for s in best if _arithmetic(s) in kept]
+    remaining = list(dict.fromkeys(map(_arithmetic, best)))[:TRIED]
+    return [s for s in best if _arithmetic(s) in remaining]
 
 
 def _arithmetic(schedule: Schedule) -> Schedule:
@@ -152,12 +152,12 @@ def _splits_of(
     names = dict.fromkeys([*(name for name in first if name in by_name), *(s.name for s in best[:TRIED])])
     bases = list({_arithmetic(by_name[name]): by_name[name] for name in reversed(names)}.values())[::-1]
     for i, base in enumerate(bases):
-        if (found := search.split(base)) is None:
+        if (result := search.split(base)) is None:
             continue
-        assert found.split is not None
+        assert result.split is not None
         same = [s for s in bases[i + 1 :] if (s.instruction, s.interval) == (base.instruction, base.interval)]
-        same = [s for s in same if not s.into(found.split).why_not(search.product, out_dtype=search.output.dtype)]
-        return [found, *(s.into(found.split) for s in same if search.reproduces(s.into(found.split)))]
+        same = [s for s in same if not s.into(result.split).why_not(search.product, out_dtype=search.output.dtype)]
+        return [result, *(s.into(result.split) for s in same if search.reproduces(s.into(result.split)))]
     return []
 
 
@@ -257,16 +257,16 @@ def told_apart(names: Sequence[str]) -> str:
     records = [get(name) for name in names]
     if len({_arithmetic(s) for s in records}) == 1:
         return "they are one arithmetic under several names"
-    found = []
+    results = []
     if len({(s.promotion, s.epilogue, s.flushes) for s in records}) > 1:
-        found.append("scales that are no powers of two")
+        results.append("scales that are no powers of two")
     if len({(s.interval, s.split, s.promotion is Promotion.NONE) for s in records}) > 1:
-        found.append("a longer K")
+        results.append("a longer K")
     if len({alike(s.instruction) for s in records}) > 1:
-        found.append("products of far exponents (`fp8-oracle fingerprint` makes such inputs)")
+        results.append("products of far exponents (`fp8-oracle fingerprint` makes such inputs)")
     if len({s.bias_after_cast for s in records}) > 1:
-        found.append("a bias that is not 0")
-    return " and ".join(filter(None, (", ".join(found), "a float32 output"))) + " would tell them apart"
+        results.append("a bias that is not 0")
+    return " and ".join(filter(None, (", ".join(results), "a float32 output"))) + " would tell them apart"
 
 
 def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

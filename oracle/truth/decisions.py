@@ -87,11 +87,10 @@ DECISIONS: Mapping[str, tuple[Row, ...]] = {
         ({"cutlass_fp8_supported": yes}, 0),
         ({"per_tensor_weights": yes, "per_tensor_activations": yes, "rocm": yes}, 1),
         ({"per_tensor_weights": yes, "per_tensor_activations": yes}, 2),
-        ({"rowwise": yes, "use_per_token_if_dynamic": yes, "per_tensor_weights": no,
-          "per_tensor_activations": no}, 3),
+        ({"rowwise": yes, "use_per_token_if_dynamic": yes, "per_tensor_weights": no, "per_tensor_activations": no}, 3),
         ({}, 4),
     ),
-}  # fmt: skip  # a table, one row a line
+}
 """By the name of the routine."""
 
 

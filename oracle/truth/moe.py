@@ -390,8 +390,8 @@ def quantised(act: Tensor, experts: Experts, steps: Steps, expert: int = 0) -> t
             "intermediate_scale"
         )
     x = to_dtype(act, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    given = None if experts.globals is None else experts.globals[1][expert]
-    quantized = quantize(x, steps.recipe, scale=static_scale, global_scale=given)
+    supplied = None if experts.globals is None else experts.globals[1][expert]
+    quantized = quantize(x, steps.recipe, scale=static_scale, global_scale=supplied)
     if steps.recipe.scale_format is not ScaleFormat.FLOAT32:
         return quantized.codes, as_float32(quantized.scale)
     return quantized.codes, quantized.scale.reshape(1, 1) if static_scale is not None else quantized.scale

@@ -196,15 +196,15 @@ def gptq_shuffle(packed: Tensor, perm: Tensor | None, *, bit: int) -> Tensor:
         order = PAIRS[bit] if bit < 8 else tuple(range(4))
         return words(reordered(codes.t(), order).t(), bit)
     each = codes.reshape(-1, WORD, codes.shape[1])
-    made = []
+    result = []
     for word in range(3):
         ten = each[:, 10 * word : 10 * word + 10]
         halves = [
             sum((ten[:, 2 * i + odd] << 3 * i for i in range(5)), each[:, 30 + odd] >> word << 15 & 1 << 15)
             for odd in (0, 1)
         ]
-        made.append(signed(halves[0] | halves[1] << 16))
-    return torch.stack(made, dim=1).reshape(packed.shape)
+        result.append(signed(halves[0] | halves[1] << 16))
+    return torch.stack(result, dim=1).reshape(packed.shape)
 
 
 SCALES = tuple(i + 8 * j for i in range(8) for j in range(8))

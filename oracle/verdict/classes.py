@@ -67,8 +67,8 @@ def tightest_class(parts: Sequence[Part], output: Tensor, arch: str) -> Class:
         raise NumericsError(f"no schedule of {arch} computes these products; `fp8-oracle list` shows what exists")
     total = sum(part.of(output).numel() for part in parts)
     for candidates in (fitting, _splits(parts, output, fitting), _float16(fitting)):
-        if (found := reproducing(parts, output, candidates)) is not None:
-            return Class(found.name, True, total)
+        if (result := reproducing(parts, output, candidates)) is not None:
+            return Class(result.name, True, total)
     first = accumulators(s for s in fitting if s.fault is None)
     plain = [acc for acc in first if not acc.scales_inside]
     names = [*first.values(), *(first[acc] + SPLIT for acc in plain), IEEE32]

@@ -232,8 +232,8 @@ class Verdict:
             It is anything else; the message is the status, the summary and the known faults that explain it.
         """
         if not self:
-            said = "\n  ".join((self._said(), *self.because))
-            raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
+            text = "\n  ".join((self._said(), *self.because))
+            raise NonconformanceError(f"{text}\nrepro: {repro}" if repro else text, self)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
         """Draw the outputs beside their admissible values.
@@ -265,18 +265,18 @@ class Verdict:
             there is nothing to draw: the tensors are gone or were written since, or right outputs of the contract are
             no interval for each element and the verdict is no failure.
         """
-        made = dict(self.pictures()) if self.pictures is not None else {}
+        result = dict(self.pictures()) if self.pictures is not None else {}
         if (seen := self.evidence) is not None:
-            drawn = made.get(seen.output)
+            drawn = result.get(seen.output)
             same = drawn is not None and drawn.failing == seen.failing  # it counts values, a layout is judged by bits
-            made = made if any(picture.failing for picture in made.values()) else {}
-            made[seen.output] = replace(drawn, tile=seen.tile) if drawn is not None and same else of_evidence(seen)
-        if not made:
+            result = result if any(picture.failing for picture in result.values()) else {}
+            result[seen.output] = replace(drawn, tile=seen.tile) if drawn is not None and same else of_evidence(seen)
+        if not result:
             raise OptionError(
                 "this verdict has nothing to draw: judge() gives one that has, while the tensors that it judged exist, "
                 "for a contract whose right outputs are an interval for each element (interval() says so)"
             )
-        return draw(list(made.values()), self._said(), path=path, dark=dark)
+        return draw(list(result.values()), self._said(), path=path, dark=dark)
 
     def _said(self) -> str:
         """The status and the summary."""
@@ -431,19 +431,19 @@ def verdict(
             evidence=seen,
             error=c.measure(),
         )
-    said = f"{_every(c.total)} admissible ({basis}), worst margin {c.margin:.3g}"
+    text = f"{_every(c.total)} admissible ({basis}), worst margin {c.margin:.3g}"
     if matches is not None:
-        said = f"{_every(c.total)} {'equals' if c.total == 1 else 'equal'} the bits of {matches}"
+        text = f"{_every(c.total)} {'equals' if c.total == 1 else 'equal'} the bits of {matches}"
     if c.unconstrained:
-        said += f"; {c.unconstrained} not constrained (an intermediate may overflow)"
+        text += f"; {c.unconstrained} not constrained (an intermediate may overflow)"
     if mistrust is None and 2 * c.unconstrained > c.total:
         mistrust = "an intermediate may overflow in most elements, so the interval says nothing about them"
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
-        said += f"; but this proves little: {mistrust}"
+        text += f"; but this proves little: {mistrust}"
     return Verdict(
         status,
-        said,
+        text,
         0,
         c.total,
         c.worst,

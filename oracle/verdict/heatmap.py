@@ -172,8 +172,8 @@ def gather_pieces(
         failing = places(piece.bad)
         for i in _largest(beyond):
             at = int(failing[i])
-            found = _element_of(piece, at, _index(row * columns + at, like), int(steps[i]), fmt)
-            worst.append((-float(beyond[i]), found))
+            result = _element_of(piece, at, _index(row * columns + at, like), int(steps[i]), fmt)
+            worst.append((-float(beyond[i]), result))
         left = failing[: max(0, SAMPLED - sum(len(b) for b in bits))]
         bits.append(_raw(piece.actual, fmt)[left])
         due.append(_encoded(piece.admissible.expected.flatten()[left], fmt))
@@ -252,11 +252,11 @@ def of_values(
     def outside(codes: Tensor, right: Tensor) -> Tensor:
         codes, right = codes.to(wide), right.to(wide)
         steps = (_ordinal(codes, fmt) - _ordinal(right, fmt)).abs_()
-        found = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
+        result = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
         for most in STEPS:
-            found += steps > most
+            result += steps > most
         numbers = (codes & fmt.magnitude_mask <= fmt.max_code) & (right & fmt.magnitude_mask <= fmt.max_code)
-        return found.masked_fill_(~numbers, NO_NUMBER)
+        return result.masked_fill_(~numbers, NO_NUMBER)
 
     level = torch.zeros(actual.numel(), dtype=torch.int8, device=codes.device)
     level.scatter_(0, failing, in_blocks(outside, codes, right, dtype=torch.int8))

@@ -121,9 +121,9 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     first = worst.found.worst
     assert first is not None
     place = replace(first, index=worst.index(first.index))
-    found = Comparison(failing, total, 0, margin, place, bad | undecided if open_ else bad, lambda: picture)
-    said = banded(parts, verdict(found, basis=basis))
-    return replace(said, failing=Failing(bad, near, right))
+    result = Comparison(failing, total, 0, margin, place, bad | undecided if open_ else bad, lambda: picture)
+    text = banded(parts, verdict(result, basis=basis))
+    return replace(text, failing=Failing(bad, near, right))
 
 
 def examined(bits: Bands, name: str, wider: Sequence[str], mistrust: str | None) -> Verdict | None:
@@ -135,13 +135,13 @@ def examined(bits: Bands, name: str, wider: Sequence[str], mistrust: str | None)
             return failure(bits, name, wider)
 
     def held() -> Verdict | None:
-        found = nearly_exact(bits, name)
-        return None if found is None else banded(bits.parts, verdict(found[0], basis=found[1], mistrust=mistrust))
+        result = nearly_exact(bits, name)
+        return None if result is None else banded(bits.parts, verdict(result[0], basis=result[1], mistrust=mistrust))
 
     unasked = is_class(name) or any(get(name).why_not(part.product, out_dtype=bits.output.dtype) for part in bits.parts)
     first, then = (failed, held) if unasked or bits.alike(get(name)) == 1.0 else (held, failed)
-    said = first()
-    return then() if said is None else said
+    text = first()
+    return then() if text is None else text
 
 
 def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
@@ -175,16 +175,16 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
             own = exact_and_interval(subset(product, _index(row), at), name)[1]
             low[row, at], high[row, at] = own.lo[0], own.hi[0]
         intervals.append(Interval(low, high, "", open=torch.zeros_like(left)))
-    found = compared(known, intervals, output)
-    if found.outside or found.worst is None:
+    result = compared(known, intervals, output)
+    if result.outside or result.worst is None:
         return None
-    i, j = found.worst.index  # an exact element where all are: its interval is asked like any other's
+    i, j = result.worst.index  # an exact element where all are: its interval is asked like any other's
     part = next(part for part in parts if part.rows is None or bool((part.rows == i).any()))
     within = i if part.rows is None else int(torch.nonzero(part.rows == i)[0, 0])
     one = _closely(part, _index(within), _index(j), output, name)
     assert one.found.worst is not None
-    worst = replace(one.found.worst, index=found.worst.index)
-    return replace(found, worst=worst), exact_and_interval(one.known.part.product, name)[1].name
+    worst = replace(one.found.worst, index=result.worst.index)
+    return replace(result, worst=worst), exact_and_interval(one.known.part.product, name)[1].name
 
 
 def _index(i: int) -> Tensor:
@@ -334,13 +334,13 @@ def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bo
     """Whether one of these classes may hold the output: its accumulator in any order (which is asked first, as it costs
     little) or float32 in any order the worst element of what was seen, the class itself some failing ones of its row,
     then all that was seen to fail."""
-    known, output, found = worst.known, worst.output, worst.found
-    assert found.worst is not None
-    if math.isnan(found.worst.actual):
+    known, output, result = worst.known, worst.output, worst.found
+    assert result.worst is not None
+    if math.isnan(result.worst.actual):
         return False  # no interval holds it
-    row, column = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in found.worst.index)
-    some = torch.nonzero(found.bad[row[0]])[:FEW, 0]
-    one, few = (([known.subset(row, at)], output[row][:, at], found.bad[row][:, at]) for at in (column, some))
+    row, column = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in result.worst.index)
+    some = torch.nonzero(result.bad[row[0]])[:FEW, 0]
+    one, few = (([known.subset(row, at)], output[row][:, at], result.bad[row][:, at]) for at in (column, some))
 
     def may(other: str) -> bool:
         if other != IEEE32:

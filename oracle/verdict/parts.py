@@ -165,7 +165,7 @@ class Bands:
 
     def right(self, schedule: Schedule) -> Tensor:
         """What ``schedule`` gives, in the shape of the output and its dtype; NaN in rows that no part fills."""
-        found = torch.full_like(self.output, torch.nan)
+        result = torch.full_like(self.output, torch.nan)
         at = self._refused.get(schedule.name)
         for i, own, start, band in self._all():
             if at is not None and (i, start) < at[:2]:
@@ -173,8 +173,8 @@ class Bands:
             else:
                 predicted = at[2] if at is not None and (i, start) == at[:2] else self._bits(band, own, schedule)
             rows = self.parts[i].rows
-            found[slice(start, start + band.M) if rows is None else rows[start : start + band.M]] = predicted
-        return found
+            result[slice(start, start + band.M) if rows is None else rows[start : start + band.M]] = predicted
+        return result
 
     def _bits(self, product: ScaledProduct, own: Tensor, schedule: Schedule) -> Tensor:
         bits = partial(predict_product, product, schedule, out_dtype=own.dtype)
@@ -247,10 +247,10 @@ def compared(known: Sequence[ExactPart], intervals: Sequence[Interval], output: 
     high, expected = low.clone(), low.clone()
     open_ = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
     for k, interval in zip(known, intervals, strict=True):
-        found, rows = admissible(k.value, k.expected, interval), k.part.place
-        low[rows], high[rows], expected[rows] = found.low, found.high, found.expected
-        if found.open is not None:
-            open_[rows] = found.open
+        result, rows = admissible(k.value, k.expected, interval), k.part.place
+        low[rows], high[rows], expected[rows] = result.low, result.high, result.expected
+        if result.open is not None:
+            open_[rows] = result.open
     specified = specified_of([k.part for k in known], output)
     return compare(output, Admissible(low, high, expected, specified=specified, open=open_))
 

@@ -390,15 +390,15 @@ def _histogram(axes: Axes, seen: Picture, dark: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if seen.inside is None or seen.outside is None or seen.admitted is None:
         axes.set_title(f"{seen.output}: elements by level", fontsize=9, parse_math=False)
-        found = [(n, c, colour) for n, c, colour in zip(SHORT, seen.counts[1:], COLOURS, strict=False) if c]
+        results = [(n, c, colour) for n, c, colour in zip(SHORT, seen.counts[1:], COLOURS, strict=False) if c]
         axes.bar(
-            range(len(found)),
-            [c for _, c, _ in found],
-            color=[_on(x, dark) for *_, x in found],
+            range(len(results)),
+            [c for _, c, _ in results],
+            color=[_on(x, dark) for *_, x in results],
             edgecolor=_ink(dark),
             linewidth=0.5,
         )
-        axes.set_xticks(range(len(found)), [n for n, *_ in found], rotation=30, ha="right")
+        axes.set_xticks(range(len(results)), [n for n, *_ in results], rotation=30, ha="right")
         axes.set_xlabel("level (steps: representable values beyond the interval)")
         return
     axes.set_title(f"{seen.output}: error beside what is admitted", fontsize=9, parse_math=False)
@@ -477,12 +477,12 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, float, str]], dark: bool) -> Non
     axes.set_xlabel("share of the failing elements that the explanation reproduces (%)")
     names = ["\n".join(textwrap.wrap(name, 60, max_lines=2, placeholder=" ...")) for name, *_ in shown]
     axes.barh(range(len(shown)), [100 * share for _, share, _ in shown], color=INSIDE, height=0.6)
-    for i, (_, share, said) in enumerate(shown):
+    for i, (_, share, text) in enumerate(shown):
         inside = share > 0.5
         axes.text(
             100 * share + (-1 if inside else 1),
             i,
-            said,
+            text,
             va="center",
             ha="right" if inside else "left",
             color="#ffffff" if inside else (_ink(dark)),

@@ -269,16 +269,16 @@ def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
 def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
     """Ways to accumulate that a contract which promises ``schedule`` excludes."""
     i = schedule.instruction
-    found = []
+    results = []
     if schedule.interval is not None and schedule.promotion is Promotion.ADD:
-        found.append(replace(schedule, name="promotion at twice the interval", interval=2 * schedule.interval))
-        found.append(replace(schedule, name="no promotion", interval=None, promotion=Promotion.NONE))
+        results.append(replace(schedule, name="promotion at twice the interval", interval=2 * schedule.interval))
+        results.append(replace(schedule, name="no promotion", interval=None, promotion=Promotion.NONE))
     if i.align_bits is not None:
         narrow = replace(i, align_bits=i.align_bits - 1, out_bits=min(i.out_bits, i.align_bits - 1))
-        found.append(replace(schedule, name=f"alignment to {i.align_bits - 1} bits", instruction=narrow))
+        results.append(replace(schedule, name=f"alignment to {i.align_bits - 1} bits", instruction=narrow))
         aligner = replace(i, align_bits=i.align_bits - 1)
-        found.append(replace(schedule, name=f"products aligned to {i.align_bits - 1} bits", instruction=aligner))
-    return tuple(found)
+        results.append(replace(schedule, name=f"products aligned to {i.align_bits - 1} bits", instruction=aligner))
+    return tuple(results)
 
 
 def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
@@ -335,36 +335,36 @@ def _judge_interval(
 ) -> Verdict:
     found_of = [_known(part, output, name) for part in parts]
     known, intervals = [k for k, _, _ in found_of], [interval for _, interval, _ in found_of]
-    found = compared(known, intervals, output)
-    if found.outside and any(confirmed for _, _, confirmed in found_of):  # a failure rests on other elements
-        failing = [partial(k.part.of, found.bad) for k in known]
+    result = compared(known, intervals, output)
+    if result.outside and any(confirmed for _, _, confirmed in found_of):  # a failure rests on other elements
+        failing = [partial(k.part.of, result.bad) for k in known]
         if not all(x.confirm is None or x.confirm(f) for x, f in zip(intervals, failing, strict=True)):
             intervals = [exact_and_interval(k.part.product, name, f)[1] for k, f in zip(known, failing, strict=True)]
-            found = compared(known, intervals, output)
-    if found.outside:
-        few, fewer = (few_failing(known, output, found.bad, *most) for most in (TRIAL, FEWEST))
+            result = compared(known, intervals, output)
+    if result.outside:
+        few, fewer = (few_failing(known, output, result.bad, *most) for most in (TRIAL, FEWEST))
         for other in wider:
             if held_by(*fewer, other) is None or held_by(*few, other) is None:
                 continue
-            if (held := held_by(known, output, found.bad, other)) is None:
+            if (held := held_by(known, output, result.bad, other)) is None:
                 continue
             comparison, basis = held
-            leave = "element leaves" if found.outside == 1 else "elements leave"
-            said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
+            leave = "element leaves" if result.outside == 1 else "elements leave"
+            text = f"{basis}; {result.outside} {leave} the {intervals[0].name}, which is not declared"
             cut = other if other.endswith(SPLIT) else name + SPLIT
             may_be_cut = cut in wider and held_by(*fewer, cut) is not None and held_by(*few, cut) is not None
             if may_be_cut and (split := _split_of(parts, output, cut)) is not None:
-                said, matched = f"bits of {split.name}", split.name
-                return verdict_of_equality(said, matched, comparison.total, mistrust)
-            return verdict(comparison, basis=said, mistrust=mistrust)
-        failed = banded(parts, verdict(found, basis=intervals[0].name))
+                text, matched = f"bits of {split.name}", split.name
+                return verdict_of_equality(text, matched, comparison.total, mistrust)
+            return verdict(comparison, basis=text, mistrust=mistrust)
+        failed = banded(parts, verdict(result, basis=intervals[0].name))
         loose = "" if is_class(name) or not wider else name + ANY
         fused = loose and of_schedule(get_schedule(name)).kind is Sum.FUSED
         if fused and held_by(*fewer, loose) and held_by(*few, loose):
-            said = f"; those looked at lie within {loose}: declare it if products are summed in no fixed order"
-            return replace(failed, summary=failed.summary + said)
+            text = f"; those looked at lie within {loose}: declare it if products are summed in no fixed order"
+            return replace(failed, summary=failed.summary + text)
         return failed
-    return banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
+    return banded(parts, verdict(result, basis=intervals[0].name, mistrust=mistrust))
 
 
 def _known(part: Part, output: Tensor, name: str) -> tuple[ExactPart, Interval, bool]:

@@ -114,8 +114,8 @@ def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
 def undeclared(held: Verdict, refused: Verdict) -> Verdict:
     """A pass by a class that is not declared; its basis names the usual class too, which ``refused`` the output."""
     leave = "element leaves" if refused.outside == 1 else "elements leave"
-    said = f"{held.basis}; {refused.outside} {leave} the {refused.basis}, which is not declared"
-    return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
+    text = f"{held.basis}; {refused.outside} {leave} the {refused.basis}, which is not declared"
+    return replace(held, basis=text, summary=held.summary.replace(held.basis, text, 1))
 
 
 def alternatives_hold(alternatives: Sequence[Sets], found: Found) -> bool:
@@ -146,8 +146,8 @@ class Bits(Sets):
             judged = judge_bits(actual, expected, output=name, mistrust=self.mistrust, computed=self.computed)
             verdicts.append(judged)
             if self.strided and _significant_strides(actual) != _significant_strides(expected):
-                said = f"{name} has strides {tuple(actual.stride())} for shape {list(actual.shape)}; this layout has "
-                verdicts.append(wrong_strides(f"{said}{tuple(expected.stride())}", actual.numel()))
+                text = f"{name} has strides {tuple(actual.stride())} for shape {list(actual.shape)}; this layout has "
+                verdicts.append(wrong_strides(f"{text}{tuple(expected.stride())}", actual.numel()))
         return worst_of(verdicts)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
@@ -170,8 +170,8 @@ def judge_bits(
         value, right = (float(decode(x)) if x.is_floating_point() else float(x) for x in first)
         worst = Worst(index, value, right, right, right, math.inf, output)
         seen = heatmap.of_bits(actual, expected, bad, output=output)
-    found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, lambda: seen)
-    return verdict(found, basis="every bit in its place", matches="the layout", mistrust=mistrust)
+    result = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, lambda: seen)
+    return verdict(result, basis="every bit in its place", matches="the layout", mistrust=mistrust)
 
 
 def bits_of(x: Tensor) -> Tensor:
@@ -259,11 +259,11 @@ def bounds_of(found: Range, numerics: str, device: torch.device) -> Bounds:
 
 def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None) -> Verdict:
     """A pass by equality of every bit with a named prediction; ``error`` where it was measured."""
-    said = f"{'the only element equals' if total == 1 else f'all {total} elements equal'} the bits of {name}"
+    text = f"{'the only element equals' if total == 1 else f'all {total} elements equal'} the bits of {name}"
     if mistrust is not None:
-        said += f"; but this proves little: {mistrust}"
+        text += f"; but this proves little: {mistrust}"
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
-    return Verdict(status, said, 0, total, None, name, (), basis, "", 0.0, 0, mistrust, error=error)
+    return Verdict(status, text, 0, total, None, name, (), basis, "", 0.0, 0, mistrust, error=error)
 
 
 def with_float32(make: Callable[[str, bool], Sets], name: str, *, declared: bool) -> list[Sets]:
@@ -300,8 +300,8 @@ def ranged(sets: Admissible, dtype: torch.dtype, shape: Sequence[int] | None = N
     due = torch.isnan(sets.expected)
     low = torch.where(hidden, -torch.inf, torch.where(due, torch.nan, sets.low))
     high = torch.where(hidden, torch.inf, torch.where(due, torch.nan, sets.high))
-    made = (rounded_to(low, dtype), rounded_to(high, dtype), hidden.to(torch.uint8))
-    return Range(*made) if shape is None else Range(*(x.reshape(tuple(shape)) for x in made))
+    result = (rounded_to(low, dtype), rounded_to(high, dtype), hidden.to(torch.uint8))
+    return Range(*result) if shape is None else Range(*(x.reshape(tuple(shape)) for x in result))
 
 
 def rounded_to(value: Tensor, dtype: torch.dtype) -> Tensor:

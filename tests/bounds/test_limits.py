@@ -136,7 +136,7 @@ class TestFloat32:
             lambda self, x: self.at_the_end(x),
             lambda self, x: self.after(x),
         ],
-    )  # fmt: skip  # a list, one condition a line
+    )
     def test_open_from_there_on(self, bound: Callable[[TestFloat32, float], Interval]) -> None:
         for x, due in ((REACH, True), (below(REACH), False), (1.0, False)):
             found = bound(self, x).open
@@ -180,8 +180,16 @@ class TestFloat32:
 ROW = [15.0] * 8 + [7.0]  # odd, 127
 
 
-def settled(a: list[float], b: list[float], acc: Any = None, *, dtype: torch.dtype = torch.float8_e5m2, sa: float = 1.0,
-            sb: float = 1.0, **more: Any) -> bool:  # fmt: skip  # options
+def settled(
+    a: list[float],
+    b: list[float],
+    acc: Any = None,
+    *,
+    dtype: torch.dtype = torch.float8_e5m2,
+    sa: float = 1.0,
+    sb: float = 1.0,
+    **more: Any,
+) -> bool:
     """Whether the one element of a product is exact in every admitted arithmetic."""
     sides = [torch.tensor([x]).to(dtype) for x in (a, b)]
     found = unrounded(
@@ -278,7 +286,7 @@ X = 2.0**12
         # scales inside an instruction are not covered
         (False, [1.0], [1.0], {"scales_inside": True}, {}),
     ],
-)  # fmt: skip  # a table, one condition a line
+)
 def test_what_nothing_rounds(due: bool, a: list[float], b: list[float], acc: Any, more: dict[str, Any]) -> None:
     assert settled(a, b, None if acc is None else accumulator(**acc), **more) is due
 
@@ -302,7 +310,7 @@ class TestFit:
             ({"promotion": 12}, [3.0, 0.5], [4.0, 1.0], 16, False),
             ({"promotion": 12}, [3.0], [4.0], 32, True),
         ],
-    )  # fmt: skip  # a table, one condition a line
+    )
     def test_of_scales_and_blocks(
         self, changes: dict[str, Any], a_scale: list[float], b_scale: list[float], block: int, fits: bool
     ) -> None:
@@ -375,8 +383,10 @@ class TestChain:
             sums = [1.0 if step // tile % stride == 1 else -1.0 / (stride - 1) for step in range(17 * tile)]
             chains = [
                 [x for step, x in enumerate(sums) if step // max(1, products // group) % n == first]
-                for products in (32, 64, 128, 256) for n in range(1, 17) for first in range(n)
-            ]  # fmt: skip  # three loops
+                for products in (32, 64, 128, 256)
+                for n in range(1, 17)
+                for first in range(n)
+            ]
             due = max(largest(some) for some in chains)
             assert chain.reach(torch.tensor([sums], dtype=torch.float64), group).tolist() == [due]
             assert due > largest(sums)
@@ -539,9 +549,10 @@ class TestSample:
     def test_every_tile_is_reached(self) -> None:
         for size, tile in ((13, 5), (10, 5), (3, 5)):
             seen = {
-                x for seed in range(80)
+                x
+                for seed in range(80)
                 for x in engines._of_each_place(size, tile, torch.Generator().manual_seed(seed)).tolist()
-            }  # fmt: skip  # two loops
+            }
             last = size - 1  # alone of its place
             assert seen == {x for x in range(size) if x % tile != last % tile or x == last}
 

@@ -26,10 +26,11 @@ ONE = 127 << 23
 NEGATIVE = -(1 << 31)
 RANGES = {
     "rcp": ("rcp", ONE),
-    "rsqrt_1": ("rsqrt", ONE), "rsqrt_2": ("rsqrt", ONE + BINADE),
+    "rsqrt_1": ("rsqrt", ONE),
+    "rsqrt_2": ("rsqrt", ONE + BINADE),
     **{f"ex2_{2.0**e:g}": ("ex2", ONE + e * BINADE) for e in (-4, -3, -2, -1, 0, 1, 2)},
     **{f"ex2_-{2.0**e:g}": ("ex2", ONE + e * BINADE + NEGATIVE) for e in (-4, -3, -2, -1, 0, 1, 2)},
-}  # fmt: skip  # a table, one row a line
+}
 """Names of tables: the instruction, and the bits of the first of 2^23 values."""
 RIGHT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "rcp": lambda x: 1.0 / x,

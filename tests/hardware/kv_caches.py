@@ -243,10 +243,12 @@ def subjects() -> list[Subject]:
 
 SHAPES = {
     # where a library needs more than the smallest shape of the goldens
-    "append_paged_kv_cache": "b=3,h=2,d=64,p=2", "append_paged_mla_kv_cache": "b=3,r=512,e=64,p=2",
+    "append_paged_kv_cache": "b=3,h=2,d=64,p=2",
+    "append_paged_mla_kv_cache": "b=3,r=512,e=64,p=2",
     "cp_gather_indexer_k_quant_cache": "b=3,p=4,d=128",  # a page in multiples of 16 bytes
-    NVFP4: "t=3,h=2,d=64,p=2", "gather_and_maybe_dequant_cache": "b=3,p=2,c=320",
-}  # fmt: skip  # a table, one row a line
+    NVFP4: "t=3,h=2,d=64,p=2",
+    "gather_and_maybe_dequant_cache": "b=3,p=2,c=320",
+}
 
 
 def capture(library: str, contract: str, dtypes: str, out: Path) -> int:

@@ -35,11 +35,13 @@ FAULTS = {
     "the activation scale of the row above": ("sa + x_row * sa_row", "sa + tl.maximum(x_row - 1, 0) * sa_row"),
     "the exponents' bias forgotten": ("* 256.0", "* 128.0"),
     "the lower tile taken twice": ("y_row = tl.minimum(row + BM, m - 1)", "y_row = x_row"),
-    "rows of no group written": ("keep = keep & (group >= 0) & (tl.load(rows + row, mask=keep, other=-1) == group)",
-                                 "pass"),
+    "rows of no group written": (
+        "keep = keep & (group >= 0) & (tl.load(rows + row, mask=keep, other=-1) == group)",
+        "pass",
+    ),
     "a tile of no group written": ("keep & (group >= 0) & (tl", "keep & (tl"),
     "rows past the count written": ("end = tl.load(rows + group)", "end = m"),
-}  # fmt: skip  # a table, one row a line
+}
 
 
 def sabotaged(path: str, before: str, after: str) -> ModuleType:

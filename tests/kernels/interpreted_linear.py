@@ -38,7 +38,7 @@ FAULTS = {
         "tl.div_rn(tl.full(amax.shape, 448.0, tl.float32), amax), amax / 0.0)",
     ),
     "the amax of signed values": ("tl.max(tl.abs(wide), axis=1)", "tl.max(wide, axis=1)"),
-}  # fmt: skip  # a table, one row a line
+}
 SEEN_BY = {
     "a lost block": "tails", "the weight scale of the next block": "tails",
     "the weight scale of the next rows": "pitch", "the scale of the activation forgotten": "tails",

@@ -129,9 +129,11 @@ def test_plans() -> None:
 def test_another_release_is_refused(taken: int | None, why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No operator, one with other arguments, and the one that was read."""
     schema = SimpleNamespace(arguments=[None] * (taken or 0))
-    operators = SimpleNamespace() if taken is None else SimpleNamespace(
-        fwd=SimpleNamespace(default=SimpleNamespace(_schema=schema))
-    )  # fmt: skip
+    operators = (
+        SimpleNamespace()
+        if taken is None
+        else SimpleNamespace(fwd=SimpleNamespace(default=SimpleNamespace(_schema=schema)))
+    )
     monkeypatch.setattr(torch.ops, "_vllm_fa3_C", operators, raising=False)
     monkeypatch.setattr(vllm_attention, "vllm_libraries", lambda *_: ())
     vllm_attention.operator.cache_clear()

@@ -129,14 +129,17 @@ def test_a_tensor_is_shown_without_its_elements() -> None:
     assert shown([freed, "floor"]) == "[a Tensor of torch.float32, 'floor']"
 
 
-@pytest.mark.parametrize(("check", "without", "missed"), [
-    ("dtype", lambda name, x, *dtypes: x, "complex"),
-    ("rank", lambda name, x, *ranks: x, "axis"),
-    ("shape", lambda name, x, expected, meaning: x, "scale: axis 0"),
-    ("same_device", lambda **tensors: next(iter(tensors.values())).device, "on another device"),
-    ("disjoint", lambda name, x: x, "elements at one address"),
-    ("number", lambda name, value: value, "nan"),
-])  # fmt: skip  # a table
+@pytest.mark.parametrize(
+    ("check", "without", "missed"),
+    [
+        ("dtype", lambda name, x, *dtypes: x, "complex"),
+        ("rank", lambda name, x, *ranks: x, "axis"),
+        ("shape", lambda name, x, expected, meaning: x, "scale: axis 0"),
+        ("same_device", lambda **tensors: next(iter(tensors.values())).device, "on another device"),
+        ("disjoint", lambda name, x: x, "elements at one address"),
+        ("number", lambda name, value: value, "nan"),
+    ],
+)
 def test_a_verb_without_a_check_is_noticed(
     monkeypatch: pytest.MonkeyPatch, check: str, without: Callable[..., Any], missed: str
 ) -> None:
@@ -160,8 +163,9 @@ def test_an_error_that_names_nothing_is_noticed() -> None:
     assert any("raises ValueError" in problem for problem in found)
 
 
-@pytest.mark.parametrize("name", ["mm_fp4", "mm_mxfp8", "scaled_mm", "bmm_mxfp8", "cutlass_scaled_mm",
-                                  "torch_per_tensor_w8a8_scaled_mm"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["mm_fp4", "mm_mxfp8", "scaled_mm", "bmm_mxfp8", "cutlass_scaled_mm", "torch_per_tensor_w8a8_scaled_mm"]
+)
 def test_a_row_major_square_is_refused(name: str) -> None:
     """A weight ``[N, K]`` whose transpose was forgotten has the right shape where it is square."""
     verb, given = CALLS[name]

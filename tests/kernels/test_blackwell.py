@@ -219,9 +219,15 @@ def words(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 LISTS = (
-    "token_selected_experts", "m_indptr", "grouped_layout", "masked_m", "offs", "problem_sizes", "expert_offsets",
+    "token_selected_experts",
+    "m_indptr",
+    "grouped_layout",
+    "masked_m",
+    "offs",
+    "problem_sizes",
+    "expert_offsets",
     "sf_offsets",
-)  # fmt: skip
+)
 """Arguments that say which rows belong to whom."""
 
 
@@ -250,8 +256,11 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield name, "second twice", {name: [value[0], value[1] * 2]}
         elif "scale" in name and isinstance(value, Tensor) and value.dtype is torch.float32:
             lies = value if value.is_contiguous() else value.mT
-            for how, moved in (("one on", lies.roll(1)), ("transposed", lies.mT.contiguous().view(lies.shape)),
-                               ("a half", lies * torch.tensor(0.5))):  # fmt: skip
+            for how, moved in (
+                ("one on", lies.roll(1)),
+                ("transposed", lies.mT.contiguous().view(lies.shape)),
+                ("a half", lies * torch.tensor(0.5)),
+            ):
                 yield name, how, {name: moved if value.is_contiguous() else moved.mT}
         elif name == "scale_major_mode":
             yield name, "the other", {name: "K"}
@@ -321,14 +330,27 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 PAIRS = (
-    ("a_descale", "b_descale"), ("a_scale", "b_scale"), ("block_scale_a", "block_scale_b"),
+    ("a_descale", "b_descale"),
+    ("a_scale", "b_scale"),
+    ("block_scale_a", "block_scale_b"),
     ("a_blockscale", "b_blockscales"),
-)  # fmt: skip
+)
 FREE = {
     # arguments that change no number: which kernel of equal arithmetic runs, when it starts, what padding holds
-    "swap_ab", "tile_m", "tile_n", "tile_k", "mma_sm", "enable_pdl", "contraction_dim", "bias", "compiled_dims",
-    "expected_m", "ensure_zero_padding", "tune_max_num_tokens", "swizzled_input_sf",
-}  # fmt: skip
+    "swap_ab",
+    "tile_m",
+    "tile_n",
+    "tile_k",
+    "mma_sm",
+    "enable_pdl",
+    "contraction_dim",
+    "bias",
+    "compiled_dims",
+    "expected_m",
+    "ensure_zero_padding",
+    "tune_max_num_tokens",
+    "swizzled_input_sf",
+}
 
 
 @pytest.mark.sampled(4)

@@ -83,9 +83,18 @@ class Dense:
         self.base, self.given = ALIKE.get(arch, arch), dict[str, Any]()
 
     def __call__(
-        self, a: Any, b: Any, d: Tensor, c: Tensor | None = None, recipe: Any = None, recipe_a: Any = None,
-        recipe_b: Any = None, compiled_dims: str = "", disable_ue8m0_cast: bool = False, alpha: float | None = None,
-    ) -> None:  # fmt: skip  # the parameters of the library
+        self,
+        a: Any,
+        b: Any,
+        d: Tensor,
+        c: Tensor | None = None,
+        recipe: Any = None,
+        recipe_a: Any = None,
+        recipe_b: Any = None,
+        compiled_dims: str = "",
+        disable_ue8m0_cast: bool = False,
+        alpha: float | None = None,
+    ) -> None:
         self.given = {"a": a, "b": b, "d": d, "disable_ue8m0_cast": disable_ue8m0_cast}
         self.multiply(**self.given)
 

@@ -97,10 +97,12 @@ def test_padding_reaches_no_result() -> None:
     assert bool(kernels.mm_mxfp8(a, b.t(), *poisoned)[0].isnan().all())
     offsets = torch.tensor([0, 5, 33], dtype=torch.int32)
     weight, of_weight = b.view(2, 20, 160), [kernels.mxfp8_quantize(part)[1] for part in w.view(2, 20, 160)]
-    due = torch.cat([
-        kernels.mm_mxfp8(a[i:j], weight[g].t(), kernels.mxfp8_quantize(x[i:j])[1], of_weight[g])
-        for g, (i, j) in enumerate(((0, 5), (5, 33)))
-    ])  # fmt: skip  # groups one by one
+    due = torch.cat(
+        [
+            kernels.mm_mxfp8(a[i:j], weight[g].t(), kernels.mxfp8_quantize(x[i:j])[1], of_weight[g])
+            for g, (i, j) in enumerate(((0, 5), (5, 33)))
+        ]
+    )
     q, memory = kernels.mxfp8_experts_quant(x, offsets, "tight")
     memory = torch.where(memory == 0, 0xFF, memory)
     tiles = torch.cat([torch.where(s == 0, 0xFF, s) for s in of_weight])

@@ -61,6 +61,14 @@ LIMITS = (
 )  # fmt: skip  # a table, one row a line
 
 
+@pytest.mark.parametrize(("rows", "serves"), [(1, True), (32, True), (33, False)])
+def test_few_rows_of_an_mxfp8_product_are_up_to_32(rows: int, serves: bool) -> None:
+    """FlashInfer's CuTe DSL kernel is taken for few rows, where a kernel may cut K."""
+    problem, machine = dataclasses.replace(MX8, m=rows), Machine.described("sm100")
+    why = considered(problem, machine, Config(split_k=True))["flashinfer_cute_dsl"]
+    assert why is None if serves else "M > 32" in str(why)
+
+
 @pytest.mark.whole("a look into a table")
 @pytest.mark.parametrize(
     ("backend", "arch", "problem", "field", "value"),
@@ -204,8 +212,13 @@ class TestExplain:
 class TestRecords:
     """A machine from a file, and what it takes for every routine."""
 
-    RECORD = {"arch": "sm120", "cuda": "12.9", "torch": "2.11.0", "sms": 170,
-              "packages": {"flashinfer": "0.6.18.post1", "deep_gemm": "vllm==0.33.0", "triton": "3.6.0"}}  # fmt: skip
+    RECORD = {
+        "arch": "sm120",
+        "cuda": "12.9",
+        "torch": "2.11.0",
+        "sms": 170,
+        "packages": {"flashinfer": "0.6.18.post1", "deep_gemm": "vllm==0.33.0", "triton": "3.6.0"},
+    }
 
     def test_there_and_back(self) -> None:
         machine = Machine.from_record(self.RECORD)

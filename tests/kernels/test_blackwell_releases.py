@@ -151,8 +151,9 @@ def test_names_of_deep_gemm(pin: str) -> None:
     tree = ast.parse((package / "__init__.py").read_bytes())
     defined = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     have = set(defined)
-    have |= {t.id for node in ast.walk(tree) if isinstance(node, ast.Assign) for t in node.targets
-             if isinstance(t, ast.Name)}  # fmt: skip
+    have |= {
+        t.id for node in ast.walk(tree) if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)
+    }
     lacks = {name for name, names in SYMBOLS.items() if not have & set(names)}
     assert lacks <= {"skip_head_mid", "mqa_logits", "paged_mqa_logits"}
     for name in OF_DEEP_GEMM:

@@ -108,7 +108,7 @@ BAD = (
     ("indexer_k_quant_and_cache", 1, lambda x: x[:0], ShapeError, "empty dimension 0"),
     ("indexer_k_quant_and_cache", 1, lambda x: x[:, :0], ShapeError, "empty dimension 1"),
     ("indexer_k_quant_and_cache", 0, lambda x: x[:, :0], ShapeError, "D/128"),
-)  # fmt: skip  # a table, one row a line
+)
 
 
 @pytest.mark.parametrize(("name", "at", "change", "error", "said"), BAD)

@@ -104,9 +104,12 @@ KERNELS = {
     "read": ("gather_kernel", ROWS, READ),
     "read into float16": ("gather_kernel", ROWS, READ | {"out": "*fp16"}),
     "read into float32": ("gather_kernel", ROWS, READ | {"out": "*fp32"}),
-    "read rows": ("gather_kernel", ROWS | {"LENS": True, "BESIDE": 64, "WIDTH": 512},
-                  READ | {"lens": "*i32", "b": "*i16", "beside": "*i16"}),
-}  # fmt: skip  # a table, one row a line
+    "read rows": (
+        "gather_kernel",
+        ROWS | {"LENS": True, "BESIDE": 64, "WIDTH": 512},
+        READ | {"lens": "*i32", "b": "*i16", "beside": "*i16"},
+    ),
+}
 
 
 @pytest.mark.turns(4)

@@ -93,7 +93,7 @@ RUNS = (
     ("gallery page nowhere.json", 2, "nowhere.json: no such file"),
     ("gallery compare nowhere.json other.json", 2, "nowhere.json: no such file"),
     ("gallery store nowhere.json", 2, "gallery.json: no such file"),
-)  # fmt: skip  # a table, one row a line
+)
 
 
 def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:

@@ -90,8 +90,14 @@ def bad_calls(verb: Verb, arguments: dict[str, Any], writes: Sequence[str] = ())
             if x.shape[axis]:
                 longer = torch.cat([raw, raw.narrow(axis, 0, 1)], axis).view(x.dtype)
                 yield Bad(name, part, f"axis {axis} longer", longer, True, axis in own)
-                yield Bad(name, part, f"axis {axis} shorter", raw.narrow(axis, 0, x.shape[axis] - 1).clone().view(
-                    x.dtype), True, axis in own)  # fmt: skip
+                yield Bad(
+                    name,
+                    part,
+                    f"axis {axis} shorter",
+                    raw.narrow(axis, 0, x.shape[axis] - 1).clone().view(x.dtype),
+                    True,
+                    axis in own,
+                )
         if name in writes and x.dim() and x.shape[0] > 1:
             yield Bad(name, part, "elements at one address", x[:1].expand_as(x))
     yield from _bad_options(verb, arguments)
@@ -134,10 +140,17 @@ def _part_names(name: str, part: int | None) -> tuple[str, ...]:
 
 def _own_axes(declared: Any, names: tuple[str, ...], x: Tensor) -> set[int]:
     """Axes whose declared extent has a symbol that no other operand has."""
-    elsewhere = {s for name, each in declared.items() if name not in names for dims in each for d in dims
-                 for s in symbols(d)}  # fmt: skip
-    return {axis for name in names for dims in declared.get(name, ()) if len(dims) == x.dim()
-            for axis, extent in enumerate(dims) if symbols(extent) - elsewhere}  # fmt: skip
+    elsewhere = {
+        s for name, each in declared.items() if name not in names for dims in each for d in dims for s in symbols(d)
+    }
+    return {
+        axis
+        for name in names
+        for dims in declared.get(name, ())
+        if len(dims) == x.dim()
+        for axis, extent in enumerate(dims)
+        if symbols(extent) - elsewhere
+    }
 
 
 def _explains(error: KernelError, bad: Bad, verb: Verb, call: dict[str, Any]) -> bool:

@@ -226,10 +226,12 @@ def promoted() -> Calls:
                 name = f"product.{after.__name__} {unit:.3g} {of is opened}"
                 yield name, partial(bounded, after, value, of, c)
     products = {
-        "plain": small(1), "bias": small(2, bias=scales(5, 3), c=scales(6, 2, 3), b_rows=2),
-        "alpha": small(3, alpha=torch.tensor([0.3])), "one block": small(4, block=32, alpha=torch.tensor([0.7, 3.0])),
+        "plain": small(1),
+        "bias": small(2, bias=scales(5, 3), c=scales(6, 2, 3), b_rows=2),
+        "alpha": small(3, alpha=torch.tensor([0.3])),
+        "one block": small(4, block=32, alpha=torch.tensor([0.7, 3.0])),
         "tall": small(5, a_scale=scales(2, 1, 2)),
-    }  # fmt: skip  # a table
+    }
     for name, product in products.items():
         yield f"ieee32 {name}", partial(bounded, ieee32_bound, product)
         for promotion in (8, 16) if product.B > 1 else (8, 16, None):
@@ -334,8 +336,9 @@ def between() -> Calls:
     low = codes(1, 3, 32)
     moved = (decode(low) + 0.25 * grid(2, 3, 32, most=2, unit=1.0, zeros=0.6).abs()).to(FP8)
     first = Box(decode(low), decode(moved), scales(1, 3, 2).double(), scales(1, 3, 2).double() * 1.25, E4M3FN)
-    second = replace(first, low=first.low / 2, high=first.high / 2, scale_low=2 * first.scale_low,
-                     scale_high=2 * first.scale_high)  # fmt: skip  # the fields of one record
+    second = replace(
+        first, low=first.low / 2, high=first.high / 2, scale_low=2 * first.scale_low, scale_high=2 * first.scale_high
+    )
     b, b_scale = codes(7, 4, 32), scales(8, 2, 2)
     ends = decode(b), decode((decode(b) + 0.25 * (grid(3, 4, 32, zeros=0.5) != 0)).to(FP8))
     for boxes in ([first], [first, second], [first, first, second]):
@@ -348,8 +351,10 @@ def between() -> Calls:
 
                 yield f"boxed {len(boxes)} {name} {given is None}", run
     whole_row = replace(first, scale_low=first.scale_low[:, :1], scale_high=first.scale_high[:, :1])
-    huge = [replace(whole_row, scale_high=whole_row.scale_high * 2.0**e, scale_low=whole_row.scale_low * 2.0**e)
-            for e in (120, 123)]  # fmt: skip  # a list
+    huge = [
+        replace(whole_row, scale_high=whole_row.scale_high * 2.0**e, scale_low=whole_row.scale_low * 2.0**e)
+        for e in (120, 123)
+    ]
     for box in huge:
         for name, acc in (("ieee", None), ("small", accumulator(promotion=8))):
 

@@ -162,9 +162,16 @@ class Libraries:
     # --- FlashInfer -------------------------------------------------------------------------------------------------
 
     def mm_mxfp8(
-        self, a: Tensor, b: Tensor, a_descale: Tensor, b_descale: Tensor, out: Tensor | None = None,
-        out_dtype: torch.dtype = torch.bfloat16, use_8x4_sf_layout: bool = False, backend: str = "auto",
-    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_descale: Tensor,
+        b_descale: Tensor,
+        out: Tensor | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+        use_8x4_sf_layout: bool = False,
+        backend: str = "auto",
+    ) -> Tensor:
         """``a [M, K]`` times the column-major ``b [K, N]``, E4M3, scales flat in tiles."""
         self.claims("mm_mxfp8", backend)
         need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0], "K dimension mismatch")
@@ -187,10 +194,20 @@ class Libraries:
         return self.multiply("mm_mxfp8", operands, dense("out", out), "chain_ue8m0", backend)
 
     def mm_fp4(
-        self, a: Tensor, b: Tensor, a_descale: Tensor, b_descale: Tensor, alpha: Tensor | None = None,
-        out_dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None, block_size: int = 16,
-        use_8x4_sf_layout: bool = False, backend: str = "auto", use_nvfp4: bool = True, enable_pdl: bool = True,
-    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_descale: Tensor,
+        b_descale: Tensor,
+        alpha: Tensor | None = None,
+        out_dtype: torch.dtype = torch.bfloat16,
+        out: Tensor | None = None,
+        block_size: int = 16,
+        use_8x4_sf_layout: bool = False,
+        backend: str = "auto",
+        use_nvfp4: bool = True,
+        enable_pdl: bool = True,
+    ) -> Tensor:
         """``a [M, K/2]`` times the column-major ``b [K/2, N]``; the transposed ``b_descale``; no size is checked."""
         self.claims("mm_fp4", backend)
         need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0], "K dimension mismatch")
@@ -221,9 +238,15 @@ class Libraries:
         return self.multiply("mm_fp4", operands, dense("out", out), chain, one, **options)
 
     def bmm_mxfp8(
-        self, A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype, out: Tensor | None = None,
+        self,
+        A: Tensor,
+        B: Tensor,
+        A_scale: Tensor,
+        B_scale: Tensor,
+        dtype: torch.dtype,
+        out: Tensor | None = None,
         backend: str = "auto",
-    ) -> Tensor:  # fmt: skip  # the parameters of the library
+    ) -> Tensor:
         """Lengths are those of all rows as one matrix; each matrix is read in tiles of its own."""
         self.claims("bmm_mxfp8", backend)
         need(A.dim() == B.dim() == 3 and A.shape[2] == B.shape[1], "K dimension mismatch")
@@ -242,10 +265,20 @@ class Libraries:
         return self.multiply("bmm_mxfp8", operands, dense("out", out), "chain_ue8m0", backend, placement="batch")
 
     def group_gemm_mxfp8_mxfp4_nt_groupwise(
-        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, mma_sm: int = 1,
-        tile_m: int = 128, tile_n: int = 128, tile_k: int = 128, swap_ab: bool = True, out: Tensor | None = None,
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        m_indptr: Tensor,
+        mma_sm: int = 1,
+        tile_m: int = 128,
+        tile_n: int = 128,
+        tile_k: int = 128,
+        swap_ab: bool = True,
+        out: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
-    ) -> Tensor:  # fmt: skip  # the parameters of the library
+    ) -> Tensor:
         need(a.dtype in (E4M3, E5M2) and b.dtype is torch.uint8, "a and b")
         need(mma_sm in (1,) if self.machine.sm in TWELVE else mma_sm in (1, 2), "mma_sm")
         need(tile_m == 128 and tile_k in ((128,) if self.machine.sm in TWELVE else (128, 256)), "tile")
@@ -255,18 +288,36 @@ class Libraries:
         )
 
     def group_gemm_nvfp4_nt_groupwise(
-        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, alpha: Tensor | None = None,
-        tile_m: int = 128, tile_n: int = 128, tile_k: int = 128, swap_ab: bool = True, out: Tensor | None = None,
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        m_indptr: Tensor,
+        alpha: Tensor | None = None,
+        tile_m: int = 128,
+        tile_n: int = 128,
+        tile_k: int = 128,
+        swap_ab: bool = True,
+        out: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
-    ) -> Tensor:  # fmt: skip  # the parameters of the library
+    ) -> Tensor:
         need(a.dtype is b.dtype is torch.uint8, "a and b")
         need(tile_m == 128 and tile_n in (32, 64, 128) and tile_k in (128, 256), "tile")
         return self._groups("group_gemm_nvfp4_nt_groupwise", a, b, a_scale, b_scale, m_indptr, alpha, out, out_dtype)
 
     def _groups(
-        self, name: str, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor,
-        alpha: Tensor | None, out: Tensor | None, out_dtype: torch.dtype | None,
-    ) -> Tensor:  # fmt: skip  # as the two above
+        self,
+        name: str,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        m_indptr: Tensor,
+        alpha: Tensor | None,
+        out: Tensor | None,
+        out_dtype: torch.dtype | None,
+    ) -> Tensor:
         self.claims(name)
         need(a_scale.dtype is b_scale.dtype is torch.uint8 and m_indptr.dtype is torch.int32, "dtypes")
         groups, n, half = b.shape
@@ -291,10 +342,18 @@ class Libraries:
         return out
 
     def gemm_fp8_nt_groupwise(
-        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, scale_major_mode: str | None = None,
-        mma_sm: int = 1, scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128), out: Tensor | None = None,
-        out_dtype: torch.dtype | None = None, backend: str = "cutlass",
-    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        scale_major_mode: str | None = None,
+        mma_sm: int = 1,
+        scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128),
+        out: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        backend: str = "cutlass",
+    ) -> Tensor:
         """``a [M, K]`` by ``b [N, K]`` with float32 scales, whose shapes nobody checks; on sm120 a kernel that cannot
         take the operands writes nothing."""
         self.claims("gemm_fp8_nt_groupwise", backend)
@@ -327,9 +386,14 @@ class Libraries:
         return made["q"], made["scale"]
 
     def mxfp8_quantize(
-        self, input: Tensor, is_sf_swizzled_layout: bool = True, alignment: int = 32, enable_pdl: bool | None = None,
-        backend: str = "cuda", sf_swizzle_layout: Any = None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        self,
+        input: Tensor,
+        is_sf_swizzled_layout: bool = True,
+        alignment: int = 32,
+        enable_pdl: bool | None = None,
+        backend: str = "cuda",
+        sf_swizzle_layout: Any = None,
+    ) -> tuple[Tensor, ...]:
         """``sf_swizzle_layout`` goes before the flag where both are there."""
         need(backend == "cuda" and alignment % 32 == 0, "backend")
         flagged = SfLayout.layout_128x4 if is_sf_swizzled_layout else SfLayout.layout_linear
@@ -339,16 +403,29 @@ class Libraries:
         return q, scale.reshape(-1)
 
     def mxfp4_quantize(
-        self, a: Tensor, backend: str = "cuda", enable_pdl: bool | None = None, sfLayout: Any = None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        self,
+        a: Tensor,
+        backend: str = "cuda",
+        enable_pdl: bool | None = None,
+        sfLayout: Any = None,
+    ) -> tuple[Tensor, ...]:
         need(backend == "cuda", "backend")
         return self.quantised("mxfp4_quantize", {"x": a}, "flashinfer_mxfp4", layout=sfLayout.name[7:])
 
     def nvfp4_quantize(
-        self, a: Tensor, a_global_sf: Tensor, sfLayout: Any = None, do_shuffle: bool = False, sf_vec_size: int = 16,
-        enable_pdl: bool | None = None, backend: str = "cuda", per_token_activation: bool = False,
-        expanded_idx_to_permuted_idx: Any = None, out_scale: Any = None, nvfp4_4over6: Any = "of the environment",
-    ) -> tuple[Tensor, ...]:  # fmt: skip  # the parameters of the library
+        self,
+        a: Tensor,
+        a_global_sf: Tensor,
+        sfLayout: Any = None,
+        do_shuffle: bool = False,
+        sf_vec_size: int = 16,
+        enable_pdl: bool | None = None,
+        backend: str = "cuda",
+        per_token_activation: bool = False,
+        expanded_idx_to_permuted_idx: Any = None,
+        out_scale: Any = None,
+        nvfp4_4over6: Any = "of the environment",
+    ) -> tuple[Tensor, ...]:
         """Scales as a matrix of whole tiles, or ``[M, K / 16]``."""
         need(backend == "cuda" and sf_vec_size == 16 and not do_shuffle and not per_token_activation, "options")
         need(nvfp4_4over6 is None, "the environment may choose other scales")
@@ -358,19 +435,47 @@ class Libraries:
         return q, scale.view(-1, -(-(a.shape[1] // 16) // 4) * 4) if sfLayout is not SfLayout.layout_linear else scale
 
     def cutlass_fused_moe(
-        self, input: Tensor, token_selected_experts: Tensor, token_final_scales: Tensor, fc1_expert_weights: Tensor,
-        fc2_expert_weights: Tensor, output_dtype: torch.dtype, quant_scales: Any,
-        fc1_expert_biases: Tensor | None = None, fc2_expert_biases: Tensor | None = None,
-        input_sf: Tensor | None = None, swiglu_alpha: Tensor | None = None, swiglu_beta: Tensor | None = None,
-        swiglu_limit: Tensor | None = None, tp_size: int = 1, tp_rank: int = 0, ep_size: int = 1, ep_rank: int = 0,
-        cluster_size: int = 1, cluster_rank: int = 0, output: Tensor | None = None, enable_alltoall: bool = False,
-        use_deepseek_fp8_block_scale: bool = False, use_w4_group_scaling: bool = False,
-        use_mxfp8_act_scaling: bool = False, min_latency_mode: bool = False, use_packed_weights: bool = False,
-        use_wfp4afp8_humming: bool = False, tune_max_num_tokens: int = 8192, enable_pdl: bool | None = None,
-        activation_type: int = 3, swizzled_input_sf: bool = True, use_fused_finalize: bool = True,
-        profile_ids: Any = None, workspace_buffer: Any = None, *, clamped_relu2_limit: Any = None,
-        situ_beta: Any = None, situ_linear_beta: Any = None, backend: str = "cutlass",
-    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        self,
+        input: Tensor,
+        token_selected_experts: Tensor,
+        token_final_scales: Tensor,
+        fc1_expert_weights: Tensor,
+        fc2_expert_weights: Tensor,
+        output_dtype: torch.dtype,
+        quant_scales: Any,
+        fc1_expert_biases: Tensor | None = None,
+        fc2_expert_biases: Tensor | None = None,
+        input_sf: Tensor | None = None,
+        swiglu_alpha: Tensor | None = None,
+        swiglu_beta: Tensor | None = None,
+        swiglu_limit: Tensor | None = None,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        ep_size: int = 1,
+        ep_rank: int = 0,
+        cluster_size: int = 1,
+        cluster_rank: int = 0,
+        output: Tensor | None = None,
+        enable_alltoall: bool = False,
+        use_deepseek_fp8_block_scale: bool = False,
+        use_w4_group_scaling: bool = False,
+        use_mxfp8_act_scaling: bool = False,
+        min_latency_mode: bool = False,
+        use_packed_weights: bool = False,
+        use_wfp4afp8_humming: bool = False,
+        tune_max_num_tokens: int = 8192,
+        enable_pdl: bool | None = None,
+        activation_type: int = 3,
+        swizzled_input_sf: bool = True,
+        use_fused_finalize: bool = True,
+        profile_ids: Any = None,
+        workspace_buffer: Any = None,
+        *,
+        clamped_relu2_limit: Any = None,
+        situ_beta: Any = None,
+        situ_linear_beta: Any = None,
+        backend: str = "cutlass",
+    ) -> Tensor:
         """Its recipe follows from dtypes, flags and the number of scales; weights of E2M1 are words of 16 codes, their
         scales words of four."""
         need(self.machine.sm in (*TEN, *TWELVE) and backend == "cutlass" and activation_type == 3, "options")
@@ -481,9 +586,17 @@ class Libraries:
         self.multiply("fp8_gemm_nt", operands, out, "", "exact")
 
     def cutlass_fp4_group_mm(
-        self, out: Tensor, a: Tensor, b: Tensor, a_blockscale: Tensor, b_blockscales: Tensor, alphas: Tensor,
-        problem_sizes: Tensor, expert_offsets: Tensor, sf_offsets: Tensor,
-    ) -> None:  # fmt: skip  # the parameters of the library
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_blockscale: Tensor,
+        b_blockscales: Tensor,
+        alphas: Tensor,
+        problem_sizes: Tensor,
+        expert_offsets: Tensor,
+        sf_offsets: Tensor,
+    ) -> None:
         """Each expert's product begins at its first row of ``a``, and its scales at their first row."""
         need(self.machine.sm in (*TEN, *TWELVE), "no compiled cutlass_fp4_group_mm kernel")
         need(a_blockscale.dtype is b_blockscales.dtype is E4M3 and alphas.dtype is torch.float32, "Inconsistency")
@@ -493,17 +606,32 @@ class Libraries:
         self._tight(out, a, b, a_blockscale, b_blockscales, problem_sizes, expert_offsets, sf_offsets, scales)
 
     def cutlass_mxfp4_group_mm(
-        self, out: Tensor, a: Tensor, b: Tensor, a_blockscale: Tensor, b_blockscales: Tensor, problem_sizes: Tensor,
-        expert_offsets: Tensor, sf_offsets: Tensor,
-    ) -> None:  # fmt: skip  # the parameters of the library
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_blockscale: Tensor,
+        b_blockscales: Tensor,
+        problem_sizes: Tensor,
+        expert_offsets: Tensor,
+        sf_offsets: Tensor,
+    ) -> None:
         need(self.machine.sm in TEN, "no compiled cutlass_mxfp4_group_mm kernel")
         need(a_blockscale.dtype is b_blockscales.dtype is torch.uint8, "Inconsistency of Tensor type")
         self._tight(out, a, b, a_blockscale, b_blockscales, problem_sizes, expert_offsets, sf_offsets, {})
 
     def _tight(
-        self, out: Tensor, a: Tensor, b: Tensor, left: Tensor, right: Tensor, sizes: Tensor, starts: Tensor,
-        first: Tensor, scales: Mapping[str, Tensor],
-    ) -> None:  # fmt: skip  # as the two above
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        left: Tensor,
+        right: Tensor,
+        sizes: Tensor,
+        starts: Tensor,
+        first: Tensor,
+        scales: Mapping[str, Tensor],
+    ) -> None:
         """Rows ``starts[g]`` to ``starts[g] + sizes[g, 0]`` of each expert, by its weight."""
         need(a.dtype is b.dtype is torch.uint8 and left.dim() == 2 and right.dim() == 3, "types and ranks")
         groups, n, half = b.shape
@@ -531,21 +659,40 @@ class Libraries:
     # --- DeepGEMM ---------------------------------------------------------------------------------------------------
 
     def fp8_fp4_gemm_nt(
-        self, a: Any, b: Any, d: Tensor, c: Tensor | None = None, recipe: Any = None, recipe_a: Any = None,
-        recipe_b: Any = None, compiled_dims: str = "", disable_ue8m0_cast: bool = False, alpha: float | None = None,
+        self,
+        a: Any,
+        b: Any,
+        d: Tensor,
+        c: Tensor | None = None,
+        recipe: Any = None,
+        recipe_a: Any = None,
+        recipe_b: Any = None,
+        compiled_dims: str = "",
+        disable_ue8m0_cast: bool = False,
+        alpha: float | None = None,
         epilogue: Any = None,
-    ) -> None:  # fmt: skip  # the parameters of sgl-deep-gemm 0.2.5
+    ) -> None:
         """Packed words of every row, MN-major; what lies in ``c`` is added in memory."""
         need(alpha is None and epilogue is None, "options")
         summand = {} if c is None else {"c": c.clone()}
         self._mixed("fp8_fp4_gemm_nt", a, b, d, recipe, (recipe_a, recipe_b), disable_ue8m0_cast, **summand)
 
     def m_grouped_fp8_fp4_gemm_nt_contiguous(
-        self, a: Any, b: Any, d: Tensor, grouped_layout: Tensor, recipe: Any = None, recipe_a: Any = None,
-        recipe_b: Any = None, compiled_dims: str = "nk", disable_ue8m0_cast: bool = False,
-        use_psum_layout: bool = False, ensure_zero_padding: bool = True, expected_m_for_psum_layout: Any = None,
+        self,
+        a: Any,
+        b: Any,
+        d: Tensor,
+        grouped_layout: Tensor,
+        recipe: Any = None,
+        recipe_a: Any = None,
+        recipe_b: Any = None,
+        compiled_dims: str = "nk",
+        disable_ue8m0_cast: bool = False,
+        use_psum_layout: bool = False,
+        ensure_zero_padding: bool = True,
+        expected_m_for_psum_layout: Any = None,
         epilogue: Any = None,
-    ) -> None:  # fmt: skip  # the parameters of sgl-deep-gemm 0.2.5
+    ) -> None:
         """The expert of each row, or where the rows of each expert end."""
         need(grouped_layout.dtype is torch.int32 and grouped_layout.is_contiguous(), "grouped_layout")
         need(len(grouped_layout) == (len(b[0]) if use_psum_layout else len(a[0])), "grouped_layout")
@@ -555,9 +702,19 @@ class Libraries:
         self._mixed(contract, a, b, d, recipe, (recipe_a, recipe_b), disable_ue8m0_cast, **layout)
 
     def m_grouped_fp8_fp4_gemm_nt_masked(
-        self, a: Any, b: Any, d: Tensor, masked_m: Tensor, expected_m: int, recipe: Any = None, recipe_a: Any = None,
-        recipe_b: Any = None, compiled_dims: str = "nk", disable_ue8m0_cast: bool = False, epilogue: Any = None,
-    ) -> None:  # fmt: skip  # the parameters of sgl-deep-gemm 0.2.5
+        self,
+        a: Any,
+        b: Any,
+        d: Tensor,
+        masked_m: Tensor,
+        expected_m: int,
+        recipe: Any = None,
+        recipe_a: Any = None,
+        recipe_b: Any = None,
+        compiled_dims: str = "nk",
+        disable_ue8m0_cast: bool = False,
+        epilogue: Any = None,
+    ) -> None:
         need(masked_m.dtype is torch.int32 and masked_m.is_contiguous() and expected_m > 0, "masked_m")
         need(a[0].shape[1] % 128 == 0 or len(a[0]) == 1, "it stores whole tiles of 128 rows")
         name = "m_grouped_fp8_fp4_gemm_nt_masked"
@@ -590,10 +747,21 @@ class Libraries:
     # --- torch ------------------------------------------------------------------------------------------------------
 
     def scaled_grouped_mm(
-        self, mat_a: Tensor, mat_b: Tensor, scale_a: Any, scale_recipe_a: Any, scale_b: Any, scale_recipe_b: Any,
-        swizzle_a: Any = None, swizzle_b: Any = None, bias: Tensor | None = None, offs: Tensor | None = None,
-        output_dtype: torch.dtype | None = torch.bfloat16, contraction_dim: Any = (), use_fast_accum: bool = False,
-    ) -> Tensor:  # fmt: skip  # the parameters of torch
+        self,
+        mat_a: Tensor,
+        mat_b: Tensor,
+        scale_a: Any,
+        scale_recipe_a: Any,
+        scale_b: Any,
+        scale_recipe_b: Any,
+        swizzle_a: Any = None,
+        swizzle_b: Any = None,
+        bias: Tensor | None = None,
+        offs: Tensor | None = None,
+        output_dtype: torch.dtype | None = torch.bfloat16,
+        contraction_dim: Any = (),
+        use_fast_accum: bool = False,
+    ) -> Tensor:
         """``mat_a [M, K]`` by ``mat_b [G, K, N]``, K-major; of the scales of ``mat_a`` only the rank is checked."""
         need(self.machine.sm == 100, "MSLK")
         listed = (scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b)
@@ -620,10 +788,20 @@ class Libraries:
         return self.multiply("scaled_grouped_mm_mx", operands, out, "", "torch")
 
     def scaled_mm(
-        self, mat_a: Tensor, mat_b: Tensor, scale_a: Any, scale_recipe_a: Any, scale_b: Any, scale_recipe_b: Any,
-        swizzle_a: Any = None, swizzle_b: Any = None, bias: Tensor | None = None,
-        output_dtype: torch.dtype | None = torch.bfloat16, contraction_dim: Any = (), use_fast_accum: bool = False,
-    ) -> Tensor:  # fmt: skip  # the parameters of torch
+        self,
+        mat_a: Tensor,
+        mat_b: Tensor,
+        scale_a: Any,
+        scale_recipe_a: Any,
+        scale_b: Any,
+        scale_recipe_b: Any,
+        swizzle_a: Any = None,
+        swizzle_b: Any = None,
+        bias: Tensor | None = None,
+        output_dtype: torch.dtype | None = torch.bfloat16,
+        contraction_dim: Any = (),
+        use_fast_accum: bool = False,
+    ) -> Tensor:
         """torch's own checks on tensors without memory, then the product."""
         listed = (scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b)
         need(all(isinstance(x, list) for x in listed), "lists")

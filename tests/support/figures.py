@@ -223,7 +223,7 @@ def unformatted(root: Path) -> tuple[int, int]:
     command = [sys.executable, "-m", "ruff", "format", "--check", "."]
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     files = [path for package in ("oracle", "kernels", "tests") for path in (root / package).rglob("*.py")]
-    return ran.stdout.count("Would reformat"), sum(path.read_text().count("fmt: ") for path in files)
+    return ran.stdout.count("Would reformat"), sum(path.read_text().count("# fmt: ") for path in files)
 
 
 def main() -> None:

@@ -96,7 +96,11 @@ TESTS = {
     "oracle/bounds/triton_sums.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/verdict/": ("tests/verdict",),
     "kernels/plan.py": ("tests/kernels/test_plan.py",),
-    "kernels/support.py": ("tests/kernels/test_plan.py", "tests/kernels/test_platform.py"),
+    "kernels/support.py": (
+        "tests/kernels/test_plan.py",
+        "tests/kernels/test_platform.py",
+        "tests/kernels/test_blackwell_plan.py",
+    ),
     "kernels/checks.py": ("tests/kernels/test_checks.py", "tests/kernels/test_bad_input.py"),
 }
 ROOMS = [
@@ -344,8 +348,11 @@ def target(mutant: Mutant) -> FunctionType | None:
 
 def apply(mutant: Mutant, function: FunctionType) -> None:
     """Give the function the mutant's code."""
-    codes = [code for code in _codes(compile(mutant.source, function.__code__.co_filename, "exec", dont_inherit=True))
-             if code.co_qualname == mutant.outer]  # fmt: skip
+    codes = [
+        code
+        for code in _codes(compile(mutant.source, function.__code__.co_filename, "exec", dont_inherit=True))
+        if code.co_qualname == mutant.outer
+    ]
     function.__code__ = codes[-1]
 
 
@@ -592,10 +599,13 @@ def main() -> int:
         options.seed, options.sample = int(count or 0), IN_CI
         options.paths = [whole[options.seed % len(whole)]]
     files = sorted(
-        {str(file.relative_to(ROOT)) for path in options.paths
-         for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))
-         if path.endswith(".py") or str(file.relative_to(ROOT)) not in APART}
-    )  # fmt: skip  # one file a line
+        {
+            str(file.relative_to(ROOT))
+            for path in options.paths
+            for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).glob("*.py"))
+            if path.endswith(".py") or str(file.relative_to(ROOT)) not in APART
+        }
+    )
     drawn = [mutant for file in files for mutant in mutants(file) if options.match in str(mutant)]
     if options.sample:
         random.Random(options.seed).shuffle(drawn)

@@ -20,9 +20,21 @@ DEEP_GEMM = ("sgl-deep-gemm==0.2.5", "sgl-deep-gemm==0.2.3.post2")
 VLLM = "vllm==0.20.2"
 PINS = (*FLASHINFER, *DEEP_GEMM, VLLM)
 RUNTIME = (
-    "apache-tvm-ffi", "certifi", "charset-normalizer", "click", "einops", "idna", "ninja", "nvidia-cudnn-frontend",
-    "nvidia-ml-py", "packaging", "requests", "tabulate", "tqdm", "urllib3",
-)  # fmt: skip
+    "apache-tvm-ffi",
+    "certifi",
+    "charset-normalizer",
+    "click",
+    "einops",
+    "idna",
+    "ninja",
+    "nvidia-cudnn-frontend",
+    "nvidia-ml-py",
+    "packaging",
+    "requests",
+    "tabulate",
+    "tqdm",
+    "urllib3",
+)
 """What FlashInfer imports beside torch and numpy, where it launches nothing."""
 COMMAND = "tox run -e releases"
 

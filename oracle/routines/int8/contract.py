@@ -104,8 +104,8 @@ class Int8Quantiser(Contract):
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         inputs = fold(call, faults, Stage.READ, dict(call.inputs))
         steps = fold(call, faults, Stage.RECIPE, self.steps(call.resolved))
-        found = fold(call, faults, Stage.STORE, self.computed(inputs, call.resolved, steps))
-        outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, self.named(found, inputs))
+        result = fold(call, faults, Stage.STORE, self.computed(inputs, call.resolved, steps))
+        outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, self.named(result, inputs))
         return outputs
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -173,8 +173,8 @@ def _within(actual: Tensor, low: Tensor, high: Tensor, free: Tensor, *, output: 
         least, most = float(low[at]), float(high[at])
         worst = Worst(at, float(value[at]), least, most, least, math.inf, output)
     margin = math.inf if outside else 0.0
-    found = Comparison(outside, int((~free).sum()), int(free.sum()), margin, worst, bad)
-    return verdict(found, basis="the float32 formulas in use")
+    result = Comparison(outside, int((~free).sum()), int(free.sum()), margin, worst, bad)
+    return verdict(result, basis="the float32 formulas in use")
 
 
 @register
@@ -229,21 +229,21 @@ class ScaledInt8Quant(Int8Quantiser):
             by = quotients(x, s, f32(1.0 / s))
             if options["symmetric"]:
                 return self.between([saturated(integers(q, steps.rule)) for q in by], 0, nothing)
-            given, far = int(inputs["azp"]), ~(by[0].abs() < FAR)
-            return self.between([saturated(integers(q, steps.rule) + given) for q in by], 1, far)
+            supplied, far = int(inputs["azp"]), ~(by[0].abs() < FAR)
+            return self.between([saturated(integers(q, steps.rule) + supplied) for q in by], 1, far)
         known = x.masked_fill(torch.isnan(x), 0.0)
         if options["symmetric"]:
             by, scale = self.symmetric(x, known.abs().amax(dim=1, keepdim=True), steps)
-            found = self.between([saturated(integers(q, steps.rule)) for q in by], 2, nothing)
-            return Quantised(found.low, found.high, found.expected, nothing, scale)
+            result = self.between([saturated(integers(q, steps.rule)) for q in by], 2, nothing)
+            return Quantised(result.low, result.high, result.expected, nothing, scale)
         least, most = (pick(x, dim=1, keepdim=True) for pick in (torch.amin, torch.amax))
         scale = f32(f32(most - least) / steps.levels)
         unknown = (~(scale > 0) | ~torch.isfinite(scale) | ~torch.isfinite(x).all(dim=1, keepdim=True)).expand(x.shape)
         azp = integers(f32(LOW - f32(least / scale)), Rule.EVEN)
         codes = [saturated(integers(q, steps.rule) + azp) for q in quotients(x, scale, f32(1.0 / scale))]
         codes = [torch.nan_to_num(c, 0.0, 0.0, 0.0) for c in codes]
-        found = self.between(codes, 0, unknown | ~(f32(x / scale).abs() < FAR))
-        return Quantised(found.low, found.high, found.expected, found.open, scale, azp)
+        result = self.between(codes, 0, unknown | ~(f32(x / scale).abs() < FAR))
+        return Quantised(result.low, result.high, result.expected, result.open, scale, azp)
 
 
 class FlooredQuantiser(Int8Quantiser):
@@ -265,8 +265,8 @@ class FlooredQuantiser(Int8Quantiser):
         unknown = (~torch.isfinite(x)).any(dim=2, keepdim=True)
         known = x.masked_fill(unknown, 0.0)
         by, scale = self.symmetric(known, known.abs().amax(dim=2, keepdim=True), steps)
-        found = self.between([integers(saturated(q), steps.rule) for q in by], 0, unknown.expand(x.shape))
-        low, high, expected, open_ = (t.flatten(1) for t in (found.low, found.high, found.expected, found.open))
+        result = self.between([integers(saturated(q), steps.rule) for q in by], 0, unknown.expand(x.shape))
+        low, high, expected, open_ = (t.flatten(1) for t in (result.low, result.high, result.expected, result.open))
         return Quantised(low, high, expected, open_, scale.squeeze(2))
 
 

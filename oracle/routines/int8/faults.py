@@ -87,7 +87,7 @@ fault(
 
 
 def _codes(change: Callable[[Tensor], Tensor]) -> Callable[[Quantised], Quantised]:
-    return lambda found: replace(found, expected=change(found.expected))
+    return lambda result: replace(result, expected=change(result.expected))
 
 
 fault(

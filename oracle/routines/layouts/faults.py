@@ -117,8 +117,8 @@ def _too_close(call: Call, out: Tensor) -> Tensor:
     """Rows of tiles ``C // 4`` tiles apart, in a buffer of the right size."""
     scale, tile = bits_of(call.inputs["scale"]), str(call.resolved.get("tile", "128x4"))
     each = scale.reshape(-1, *scale.shape[-2:])
-    made = [tiles_too_close(x, tile) for x in each]
-    return torch.stack(made).view(out.dtype).reshape(out.shape)
+    result = [tiles_too_close(x, tile) for x in each]
+    return torch.stack(result).view(out.dtype).reshape(out.shape)
 
 
 def _unpadded_starts(call: Call, rows: int, columns: int, tile: str, number: int) -> Tensor:

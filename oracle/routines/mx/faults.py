@@ -668,8 +668,8 @@ def _of_ones(call: Call, memory: Tensor) -> Tensor:
 
 def _first_half(x: Tensor) -> Tensor:
     """The columns of the second half of ``x`` ``[M, C]`` left at zero."""
-    kept = torch.arange(x.shape[-1], device=x.device) < -(-x.shape[-1] // 2)
-    return torch.where(kept, x, torch.zeros_like(x))
+    remaining = torch.arange(x.shape[-1], device=x.device) < -(-x.shape[-1] // 2)
+    return torch.where(remaining, x, torch.zeros_like(x))
 
 
 fault(

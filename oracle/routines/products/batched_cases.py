@@ -396,4 +396,4 @@ GOLDENS = (
     *_golden("unified_encode_int4b", "m=16,k=32", "codes"),
     *_golden("cutlass_encode_and_reorder_int4b", "n=32,k=64", "codes"),
     *_golden("cutlass_pack_scale_fp8", "m=3,k=130", "codes", "nan"),
-)  # fmt: skip  # a table, one row a line
+)

@@ -15,13 +15,16 @@ NaN scales give NaN weights.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.base import E4M3, F32, Inputs, Options, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Inputs, Operands, Options, TensorSpec, register
 from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.products.batched import NARROW, NARROW_OUT, OFFSETS, SIZES, CutlassBlockwiseGrouped
 from oracle.routines.products.contract import ROW_NUMERICS, ProductContract
@@ -112,6 +115,9 @@ class W4A8Moe(Int4Weights, CutlassBlockwiseGrouped):
 
     def operand(self, inputs: Inputs, g: int) -> Tensor:
         return weights(inputs["b_q"][g], inputs["b_group_scales"][g])
+
+    def operands(self, call: Call) -> Operands:
+        return replace(super().operands(call), decoded=partial(self.operand, call.inputs))
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         check_int4(inputs["b_q"])

@@ -130,12 +130,12 @@ def _failed(
 
 def _tried(x: Prepared, q: Tensor, scale: Tensor, judged: Sequence[quantiser.Judged]) -> tuple[Tried, ...]:
     """How near the output came to each declared recipe, the fewest refused elements first."""
-    found = []
+    results = []
     for each in judged:
         equal_codes, equal_scales, farthest = quantiser.nearness(x, q, scale, each.recipe)
         counts = equal_codes, q.numel(), equal_scales, scale.numel(), farthest, each.outside
-        found.append(Tried(each.recipe.name, *counts))
-    return tuple(sorted(found, key=lambda t: (t.refused, -t.equal_codes, -t.equal_scales)))
+        results.append(Tried(each.recipe.name, *counts))
+    return tuple(sorted(results, key=lambda t: (t.refused, -t.equal_codes, -t.equal_scales)))
 
 
 def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any, Any]:

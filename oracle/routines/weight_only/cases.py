@@ -161,15 +161,29 @@ def _dtypes(case: Case) -> dict[str, object]:
 
 
 def _grammar(
-    build: Callable[[Case], dict[str, Tensor]], call: Callable[[Case], dict[str, object]], *,
-    dtypes: tuple[str, ...] = ("bf16", "f16"), schemes: tuple[str, ...] = ("32", "column"), domain: str = "",
-    options: Mapping[str, tuple[str, ...]] | None = None, shapes: tuple[str, ...] = ("m=5,n=32,k=64",
-        "m=3,n=64,k=256"), extra: tuple[str, ...] = (), families: tuple[str, ...] = FAMILIES,
-) -> Grammar:  # fmt: skip
+    build: Callable[[Case], dict[str, Tensor]],
+    call: Callable[[Case], dict[str, object]],
+    *,
+    dtypes: tuple[str, ...] = ("bf16", "f16"),
+    schemes: tuple[str, ...] = ("32", "column"),
+    domain: str = "",
+    options: Mapping[str, tuple[str, ...]] | None = None,
+    shapes: tuple[str, ...] = ("m=5,n=32,k=64", "m=3,n=64,k=256"),
+    extra: tuple[str, ...] = (),
+    families: tuple[str, ...] = FAMILIES,
+) -> Grammar:
     return Grammar(
-        ("m", "n", "k"), dtypes, schemes, families, build, call, options or {}, shapes=shapes, domain=domain,
+        ("m", "n", "k"),
+        dtypes,
+        schemes,
+        families,
+        build,
+        call,
+        options or {},
+        shapes=shapes,
+        domain=domain,
         extra=extra,
-    )  # fmt: skip
+    )
 
 
 # --- experts ------------------------------------------------------------------------------------------------
@@ -286,11 +300,15 @@ def _ordered(case: Case) -> dict[str, object]:
 
 
 def _layout(
-    build: Callable[[Case], dict[str, Tensor]], domain: str, *, dtypes: tuple[str, ...] = ("i32",),
-    schemes: tuple[str, ...] = ("-",), shapes: tuple[str, ...] = ("m=64,k=128",),
+    build: Callable[[Case], dict[str, Tensor]],
+    domain: str,
+    *,
+    dtypes: tuple[str, ...] = ("i32",),
+    schemes: tuple[str, ...] = ("-",),
+    shapes: tuple[str, ...] = ("m=64,k=128",),
     families: tuple[str, ...] = ("randn",),
     **options: tuple[str, ...],
-) -> Grammar:  # fmt: skip
+) -> Grammar:
     return Grammar(("m", "k"), dtypes, schemes, families, build, _ordered, options, shapes=shapes, domain=domain)
 
 

@@ -29,7 +29,9 @@ PROJECT = Project(
     kernels=(
         Kernel("fp8_gemm_nt", "deep_gemm:fp8_gemm_nt", deep_gemm),
         Kernel(
-            "fp8_m_grouped_gemm_nt_masked", "deep_gemm:fp8_m_grouped_gemm_nt_masked", deep_gemm_masked,
+            "fp8_m_grouped_gemm_nt_masked",
+            "deep_gemm:fp8_m_grouped_gemm_nt_masked",
+            deep_gemm_masked,
             domain="m % 128 == 0, n % 64 == 0, k % 128 == 0",
         ),
         *rows("libraries", "deep_gemm", FORMS, apart=" (through this package)", space="LAYER"),
@@ -38,4 +40,4 @@ PROJECT = Project(
         *rows("mx_libraries", "deep_gemm_math", ("per_token_cast_to_fp4", "cast_back_from_fp4")),
     ),
     compiles=300.0,
-)  # fmt: skip  # a table, one row a line
+)

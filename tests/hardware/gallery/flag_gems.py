@@ -73,10 +73,13 @@ PROJECT = Project(
         Kernel(GROUPS, f"{TOP}.ops.{GROUPS}.{GROUPS}", group_quantiser, GROUPS),
         Kernel(GROUPS, f"{TOP}.ops.act_quant.act_quant_triton", act_quant, "act_quant_triton", "flaggems_act_quant"),
         Kernel(
-            "cutlass_scaled_mm", f"{TOP}.fused.cutlass_scaled_mm.cutlass_scaled_mm", scaled_mm, "cutlass_scaled_mm",
+            "cutlass_scaled_mm",
+            f"{TOP}.fused.cutlass_scaled_mm.cutlass_scaled_mm",
+            scaled_mm,
+            "cutlass_scaled_mm",
             pinned="the first tile of its lists",
         ),
         Kernel("concat_and_cache_mla", f"{TOP}.fused.{MLA}.{MLA}", mla, MLA, "vllm_static"),
     ),
     devices=("cpu", "cuda"),
-)  # fmt: skip  # a table, one row a line
+)

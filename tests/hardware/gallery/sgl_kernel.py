@@ -34,12 +34,14 @@ MASKED = tuple(
 ROUTED = tuple(
     f"moe_routing/f32/-/{shape}/{options}/family=randn/seed={seed}"
     for shape, options in (
-        ("t=1,e=8,k=1", "router=softmax"), ("t=40,e=32,k=4", "router=softmax"),
-        ("t=40,e=32,k=4", "router=softmax,renormalize=1"), ("t=40,e=32,k=4", "groups=4,bias=1,renormalize=1"),
+        ("t=1,e=8,k=1", "router=softmax"),
+        ("t=40,e=32,k=4", "router=softmax"),
+        ("t=40,e=32,k=4", "router=softmax,renormalize=1"),
+        ("t=40,e=32,k=4", "groups=4,bias=1,renormalize=1"),
         ("t=7,e=128,k=8", "groups=4,bias=1,renormalize=1"),
     )
     for seed in (1, 2)
-)  # fmt: skip  # a table, one row a line
+)
 """What its two operators take: softmax without a bias; DeepSeek-V3's gate with a bias, groups of at most
 32 experts and weights of sum 1."""
 Loaded = Callable[[], Any]

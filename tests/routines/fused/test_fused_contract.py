@@ -260,11 +260,13 @@ NEW = (
 )  # fmt: skip  # a table, one row a line
 ALIKE = (
     # the same formula (or one that differs with a bound alone), whose bits tell no name apart
-    {"vllm_block", "vllm_silu_block"}, {"torch_block", "torch_silu_block"},
+    {"vllm_block", "vllm_silu_block"},
+    {"torch_block", "torch_silu_block"},
     {"vllm_group", "sglang_triton_column", "flaggems_group"},
-    {"tile_kernels_1x128_ue8m0", "deepep_1x128_ue8m0"}, {"torchao_training_1x128", "fbgemm_group"},
+    {"tile_kernels_1x128_ue8m0", "deepep_1x128_ue8m0"},
+    {"torchao_training_1x128", "fbgemm_group"},
     {"torchao_training_128x128", "fbgemm_block"},
-)  # fmt: skip  # a table, one row a line
+)
 
 
 @pytest.mark.parametrize("name", NEW)

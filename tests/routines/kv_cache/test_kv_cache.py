@@ -259,7 +259,7 @@ BAD = (
     ("gather_and_maybe_dequant_cache", {"cu_seq_lens": lambda x: x * 50}, OptionError, "one after the other"),
     ("cp_gather_cache", {"dst": lambda x: x.view(torch.uint8)}, DtypeError, "pass one"),
     ("cp_gather_indexer_k_quant_cache", {"dst_scale": lambda x: x[:, :4]}, ShapeError, "groups of 128"),
-)  # fmt: skip  # a table, one row a line
+)
 
 
 @pytest.mark.parametrize(("name", "change", "error", "said"), BAD)

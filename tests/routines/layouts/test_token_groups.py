@@ -76,7 +76,7 @@ BAD = (
     (UNPAD, {}, {"num_tokens": 36}, OracleError, "37"),
     (UNPAD, {"padded_group_start_offsets": torch.tensor([0, 900], dtype=torch.int32)}, {}, InputError, "900"),
     (UNPAD, {"group_end_offsets": torch.tensor([4, 30], dtype=torch.int32)}, {}, ShapeError, "num_tokens=37"),
-)  # fmt: skip  # a table, one row a line
+)
 
 
 @pytest.mark.parametrize(("name", "inputs", "options", "error", "message"), BAD)

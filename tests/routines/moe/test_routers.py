@@ -141,8 +141,12 @@ class TestGrouped:
         assert judge("grouped_topk", inputs, *made[kept], **options).status is Status.PASSED
         mixed = [torch.cat([made[torch.float32][i][:32], made[torch.bfloat16][i][32:]]) for i in (0, 1)]
         assert judge("grouped_topk", inputs, *mixed, **options).status is Status.FAILED
-        assert judge("fused_topk_deepseek", inputs, made[torch.bfloat16][0].bfloat16(), made[torch.bfloat16][1],
-                     **self.V3).status is Status.FAILED  # fmt: skip
+        assert (
+            judge(
+                "fused_topk_deepseek", inputs, made[torch.bfloat16][0].bfloat16(), made[torch.bfloat16][1], **self.V3
+            ).status
+            is Status.FAILED
+        )
 
     def test_scores_of_zero(self) -> None:
         """All logits below -17.5: 0 over 1e-20 by a tanh, the formula by an exponential; NaN is neither."""
@@ -182,9 +186,11 @@ class TestMethods:
         router = routing.Router(top_k=4, **routing.METHODS[method])
         weights, ids = routing.route(x, router)
         made = weights.float().bfloat16(), ids
-        same = {name for name in routing.METHODS
-                if judge("trtllm_moe_routing", {"logits": x}, *made, top_k=4, routing_method=name).status
-                is Status.PASSED}  # fmt: skip
+        same = {
+            name
+            for name in routing.METHODS
+            if judge("trtllm_moe_routing", {"logits": x}, *made, top_k=4, routing_method=name).status is Status.PASSED
+        }
         alike = [{"Renormalize", "RenormalizeNaive"}, {"DeepSeekV3", "MiniMax2", "SigmoidRenorm"}]
         alike += [{"Llama4", "Sigmoid", "TopKSigmoid"}]
         assert same == next((names for names in alike if method in names), {method})

@@ -29,7 +29,8 @@ from oracle.verdict.products import interval_of
 
 E4M3 = torch.float8_e4m3fn
 SMALL = {
-    "mm_mxfp8": "e4m3xe4m3-bf16/1x32/m=5,n=16,k=96", "mm_fp4": "e2m1xe2m1-bf16/1x16/m=5,n=16,k=96",
+    "mm_mxfp8": "e4m3xe4m3-bf16/1x32/m=5,n=16,k=96",
+    "mm_fp4": "e2m1xe2m1-bf16/1x16/m=5,n=16,k=96",
     "scaled_mm": "e2m1xe2m1-bf16/1x16/m=5,n=16,k=96/levels=2",
     "bmm_mxfp8": "e4m3xe4m3-bf16/1x32/m=5,n=16,k=96,g=2",
     "group_gemm_mxfp8_mxfp4_nt_groupwise": "e4m3xe2m1-bf16/1x32/m=12,n=16,k=96,g=3",
@@ -43,7 +44,7 @@ SMALL = {
     "m_grouped_fp8_fp4_gemm_nn_contiguous": "e4m3xe2m1-bf16/1x128:1x32/m=128,n=8,k=96,g=2",
     "m_grouped_fp8_fp4_gemm_nt_psum": "e4m3xe2m1-bf16/1x128:1x32/m=256,n=8,k=96,g=3",
     "k_grouped_fp8_gemm_tn_contiguous": "e4m3xe4m3-f32/1x32:1x32/m=4,n=8,k=160,g=3",
-}  # fmt: skip  # a table, one row a line
+}
 PADDED = sorted(name for name in SMALL if not name.startswith(("m_grouped", "k_grouped", "fp8_fp4")))
 
 

@@ -138,8 +138,10 @@ class TestArithmetics:
         assert judged(str(parsed)) is not Status.FAILED
         assert judged(str(parsed), out) is Status.FAILED
 
-    @pytest.mark.parametrize(("options", "status"), (({}, Status.FAILED), ({"use_fp32_reduce": False}, Status.PASSED),
-                                                     ({"use_atomic_add": True}, Status.PASSED)))  # fmt: skip
+    @pytest.mark.parametrize(
+        ("options", "status"),
+        (({}, Status.FAILED), ({"use_fp32_reduce": False}, Status.PASSED), ({"use_atomic_add": True}, Status.PASSED)),
+    )
     def test_partial_sums(self, options: dict[str, object], status: Status) -> None:
         """Sums of 64 rows through bfloat16 are right where the call says so."""
         parsed = cases.parse("marlin_gemm/bf16/32/m=3,n=64,k=256/family=randn/seed=2")

@@ -120,15 +120,17 @@ CATALOGUED: dict[str, Kernel] = {
     "a_subnormals_flushed": of_operands(lambda a, sa, b, sb: (recoded(a, lambda c: c * ((c & 0x78) != 0)), sa, b, sb)),
     "b_subnormals_flushed": of_operands(lambda a, sa, b, sb: (a, sa, recoded(b, lambda c: c * ((c & 0x78) != 0)), sb)),
     "a_codes_as_fnuz": of_operands(lambda a, sa, b, sb: (codes(a).view(torch.float8_e4m3fnuz), sa, b, sb)),
-    "a_saturates_at_240": of_operands(
-        lambda a, sa, b, sb: (a.float().clamp(-240, 240).to(a.dtype), sa, b, sb)
-    ),
+    "a_saturates_at_240": of_operands(lambda a, sa, b, sb: (a.float().clamp(-240, 240).to(a.dtype), sa, b, sb)),
     "last_k_missing": of_operands(lambda a, sa, b, sb: (recoded(a, lambda c: put(c, (..., -1), 0)), sa, b, sb)),
-    "k_tail_of_32_missing": of_operands(lambda a, sa, b, sb: (recoded(a, lambda c: put(c, (..., slice(-32, None)), 0)), sa, b, sb)),
+    "k_tail_of_32_missing": of_operands(
+        lambda a, sa, b, sb: (recoded(a, lambda c: put(c, (..., slice(-32, None)), 0)), sa, b, sb)
+    ),
     "rows_swapped": of_operands(lambda a, sa, b, sb: (swap(a, 0, 1, 0), swap(sa, 0, 1, 0), b, sb)),
     "row_of_codes_swapped": of_operands(lambda a, sa, b, sb: (swap(a, 0, 1, 0), sa, b, sb)),
     "k_swapped_in_a": of_operands(lambda a, sa, b, sb: (swap(a, 0, 1, 1), sa, b, sb)),
-    "negative_zero_as_nan": of_operands(lambda a, sa, b, sb: (recoded(a, lambda c: torch.where(c == 0x80, 0x7F, c)), sa, b, sb)),
+    "negative_zero_as_nan": of_operands(
+        lambda a, sa, b, sb: (recoded(a, lambda c: torch.where(c == 0x80, 0x7F, c)), sa, b, sb)
+    ),
     "sum_in_bfloat16": of_sum(lambda total, part: (total + part).to(BF16).float()),
     "sum_in_float16": of_sum(lambda total, part: (total + part).half().float()),
     "blocks_in_bfloat16": of_sum(lambda total, part: total + part.to(BF16).float()),
@@ -137,7 +139,7 @@ CATALOGUED: dict[str, Kernel] = {
     "store_through_float16": of_output(lambda x, dtype, a: x.half().to(dtype)),
     "last_row_missing": of_output(lambda x, dtype, a: put(x, -1, 0).to(dtype)),
     "last_column_missing": of_output(lambda x, dtype, a: put(x, (..., -1), 0).to(dtype)),
-}  # fmt: skip  # a table, one row a line
+}
 OTHERS: dict[str, Kernel] = {
     "third_row_of_four": of_output(lambda x, dtype, a: put(x, slice(2, None, 4), x[1::4][: len(x[2::4])]).to(dtype)),
     "one_per_mille_too_large": of_output(lambda x, dtype, a: (x * 1.004).to(dtype)),
