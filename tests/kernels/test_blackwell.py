@@ -57,7 +57,8 @@ LINEAR = (
     "cutlass_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=33,n=144,k=384",
     "cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=33,n=144,k=384/bias=bf16",
 )
-UNNAMED = ("cutlass_scaled_mm", "bmm_fp8")
+GROUPED = "scaled_grouped_mm/e4m3xe4m3-bf16/token:channel/n=192,k=256,g=4,"
+UNNAMED = ("cutlass_scaled_mm", "bmm_fp8", "scaled_grouped_mm")
 """Products with one scale of a row and of a column, of whose sums the plan says nothing."""
 PER_TENSOR = "bmm_fp8/e4m3xe4m3-bf16/tensor:tensor/m=33,n=144,k=384,g=3"
 TIGHT8 = "scaled_grouped_mm_mx/e4m3xe4m3-bf16/1x32/m=140,n=144,k=160,g=3"
@@ -116,6 +117,7 @@ ROWS = (
     *(Row(TIGHT_OF_32, arch, (), VLLM) for arch in ("sm100", "sm103")),
     *(Row(case, arch, (), "deep_gemm") for case in MIXES for arch in ("sm100", "sm103", "sm120")),
     *(Row(case, arch, (), VLLM) for case in LINEAR for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(GROUPED + size, arch, (), VLLM) for size in ("m=70", "m=40") for arch in ("sm100", "sm103")),
     *(Row(PER_TENSOR, arch, (), "flashinfer") for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, (), VLLM) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, ("vllm_ops",), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
@@ -231,7 +233,7 @@ def words(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 LISTS = (
     "token_selected_experts", "m_indptr", "grouped_layout", "masked_m", "offs", "problem_sizes", "expert_offsets",
-    "sf_offsets",
+    "sf_offsets", "a_strides", "b_strides", "c_strides",
 )  # fmt: skip
 """Arguments that say which rows belong to whom."""
 
@@ -244,7 +246,7 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield from ((name, how, {name: (x, value[1])}) for how, x in codes(value[0]))
             yield from ((name, how, {name: (value[0], x)}) for how, x in words(value[1]))
             yield name, "the other operand", {name: given["b" if name == "a" else "a"]}
-        elif name in ("a", "b", "A", "B", "mat_a", "mat_b"):
+        elif name in ("a", "b", "A", "B", "mat_a", "mat_b", "a_tensors", "b_tensors"):
             if value.dtype is getattr(torch, "float4_e2m1fn_x2", None):
                 made = (
                     (how, x.view(value.dtype))
@@ -304,9 +306,13 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
         elif isinstance(value, int) and not isinstance(value, bool) and name not in FREE:
             yield name, "one more", {name: value + 1}
         elif name in LISTS:
-            yield name, "of the expert before", {name: value.roll(1, 0)}
-            yield name, "less by 4", {name: (value - 4).clamp(min=0)}
-            yield name, "wider", {name: value.long()}
+            for how, x in (
+                ("of the expert before", value.roll(1, 0)),
+                ("less by 4", (value - 4).clamp(min=0)),
+                ("wider", value.long()),
+            ):
+                if x.dtype is not value.dtype or not torch.equal(x, value):  # strides are those of every expert
+                    yield name, how, {name: x}
         elif name in ("recipe_a", "recipe_b"):
             yield name, "the other", {name: (1, 160 - value[1])}
         elif name in ("c", "bias") and value is not None:

@@ -39,7 +39,7 @@ from oracle.truth.layout import swizzle_scale, unswizzle_scale
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
 NAN_BYTE = 0x7F
-WRITTEN = ("out", "d", "output")
+WRITTEN = ("out", "d", "output", "out_tensors")
 """Arguments that a library writes into."""
 TEN, TWELVE = (100, 103), (120, 121)
 CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
@@ -507,6 +507,32 @@ class Libraries:
         operands = {"A": dense("A", A), "B": dense("B", B.mT).mT, "A_scale": A_scale, "B_scale": B_scale}
         return self.multiply("bmm_fp8", operands, dense("out", out), "", "exact")
 
+    def cutlass_moe_mm(
+        self, out_tensors: Tensor, a_tensors: Tensor, b_tensors: Tensor, a_scales: Tensor, b_scales: Tensor,
+        expert_offsets: Tensor, problem_sizes: Tensor, a_strides: Tensor, b_strides: Tensor, c_strides: Tensor,
+        per_act_token: bool, per_out_ch: bool,
+    ) -> None:  # fmt: skip  # the parameters of the library
+        """Rows of each expert by its start and size; of at most 64 rows in all the first two sizes are exchanged."""
+        need(self.machine.sm in TEN, "cutlass_moe_mm has kernels of sm90 and sm100")
+        (m, k), (groups, n, _) = a_tensors.shape, b_tensors.shape
+        need(expert_offsets.dtype is torch.int64 and problem_sizes.dtype is torch.int32, "dtypes")
+        for strides, due in ((a_strides, k), (b_strides, k), (c_strides, n)):
+            need(strides.dtype is torch.int64 and strides.tolist() == [due] * groups, "strides")
+        need(a_scales.dtype is b_scales.dtype is torch.float32, "scales must be float32")
+        need(a_scales.is_contiguous() and b_scales.is_contiguous(), "scales must be dense")
+        need(per_act_token == (a_scales.numel() == m) and per_out_ch == (b_scales.numel() == groups * n), "scales")
+        first = int(m <= 64)
+        sizes = problem_sizes.tolist()
+        need(all(size[1 - first] == n and size[2] == k for size in sizes), "problem sizes")
+        a, b = dense("a_tensors", a_tensors), dense("b_tensors", b_tensors)
+        for g, (start, size) in enumerate(zip(expert_offsets.tolist(), sizes, strict=True)):
+            rows = slice(start, start + size[first])
+            need(0 <= rows.start <= rows.stop <= m, "rows outside of the memory")
+            if size[first]:
+                mine = {"a": a[rows], "b": b[g : g + 1], "scale_a": a_scales[rows], "scale_b": b_scales[g : g + 1]}
+                mine["offsets"] = torch.tensor([size[first]], dtype=torch.int32)
+                self.multiply("scaled_grouped_mm", mine, out_tensors[rows], "", "exact")
+
     def cutlass_fp4_group_mm(
         self, out: Tensor, a: Tensor, b: Tensor, a_blockscale: Tensor, b_blockscales: Tensor, alphas: Tensor,
         problem_sizes: Tensor, expert_offsets: Tensor, sf_offsets: Tensor,
@@ -713,7 +739,9 @@ class Libraries:
 
 REAL: Any = getattr(torch.nn.functional, "scaled_mm", None)  # torch 2.9 has none
 FLASHINFER = tuple(dict.fromkeys(name for name, _ in CLAIMS))
-OF_VLLM = ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm", "cutlass_fp4_group_mm", "cutlass_mxfp4_group_mm")
+OF_VLLM = (
+    "cutlass_scaled_fp4_mm", "cutlass_scaled_mm", "cutlass_fp4_group_mm", "cutlass_mxfp4_group_mm", "cutlass_moe_mm",
+)  # fmt: skip
 QUANTISERS = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
 OF_DEEP_GEMM = ("fp8_fp4_gemm_nt", "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked")
 
