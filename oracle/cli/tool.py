@@ -100,6 +100,8 @@ def add_plan(commands: Commands) -> None:
     command.add_argument("--timings", metavar="FILE", help=text)
     text = "with --timings: no new one is begun after S seconds (default: %(default)g)"
     command.add_argument("--seconds", type=float, default=60.0, metavar="S", help=text)
+    text = "the layer's subjects, instead of the installed ones: of a source tree kernels.subjects:subjects"
+    command.add_argument("--provider", metavar="MODULE:CALLABLE", help=text)
 
 
 # --- doctor -------------------------------------------------------------------------------------------------
@@ -421,10 +423,11 @@ def _machine(arguments: argparse.Namespace, plan: Any, fields: Mapping[str, obje
     return plan.current_machine() if arguments.arch is None else plan.Machine.from_record({"arch": arguments.arch})
 
 
-def _timings(path: Path, seconds: float) -> int:
+def _timings(path: Path, seconds: float, target: str | None) -> int:
     if not torch.cuda.is_available():
         raise DeviceError("there is no GPU that torch can see: --timings times kernels of a GPU")
-    ours = [s for p in subjects.providers() if p.name == subjects.LAYER for s in p.subjects]
+    registered_ones = [p for p in subjects.providers() if p.name == subjects.LAYER]
+    ours = [s for p in (registered_ones if target is None else [subjects.provider(target)]) for s in p.subjects]
     count = 0
     for one in timings.timed([s for s in ours if s.device == "cuda" and s.why_not() is None], path, seconds):
         count += "microseconds" in one
@@ -434,15 +437,18 @@ def _timings(path: Path, seconds: float) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    layer = subjects.layers()
+    target: str | None = arguments.provider
+    layer = subjects.layers() if target is None else [subjects.provider(target).target.partition(":")[0].split(".")[0]]
     if not layer:
-        raise SubjectError(f"no production layer is installed: {LAYER_WANTED}")
+        tree = subjects.layer_of_the_tree()
+        wanted = LAYER_WANTED if tree is None else f"{LAYER_WANTED}; `--provider {tree}` takes the one of this tree"
+        raise SubjectError(f"no production layer is installed: {wanted}")
     try:
         plan, errors = import_module(f"{layer[0]}.plan"), import_module(f"{layer[0]}.errors")
     except ImportError as error:
         raise SubjectError(f"the production layer cannot be imported ({error}); see `fp8-oracle doctor`") from None
     if arguments.timings is not None:
-        return _timings(Path(arguments.timings), arguments.seconds)
+        return _timings(Path(arguments.timings), arguments.seconds, target)
     values = {
         name: int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)
         for name, text in pairs(arguments.option, "--option").items()

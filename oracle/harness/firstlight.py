@@ -9,8 +9,10 @@ Not covered: a machine without a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from typing import Any
 
 from oracle.errors import FixtureError
 from oracle.fixtures import files as fixtures
-from oracle.harness import provenance, starting
+from oracle.harness import provenance, starting, subjects
 from oracle.tensorcore.instructions import ALIKE, INSTRUCTIONS
 
 RECORD, PAGE = "firstlight.json", "firstlight.md"
@@ -38,6 +40,8 @@ CHAINS = (
 TOOL = (sys.executable, "-m", "oracle")
 GALLERY = 200
 """Seconds of the gallery, most of them compilations of libraries; its own limit, so that it writes what it has."""
+GRACE = 10.0
+"""Seconds in which an interrupted step writes what it has, before it is killed."""
 TAIL = 40
 """Lines of a step's output on the page."""
 
@@ -53,6 +57,7 @@ class Step:
     seconds : the most that it may take.
     asks : what it answers, for the page.
     ends : exit statuses of a step that answered; another one, and no end in time, is no answer.
+    fresh : a folder that the command wants new: removed before the step runs again.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Step:
     seconds: float
     asks: str
     ends: tuple[int, ...] = (0, 1)
+    fresh: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -75,28 +81,29 @@ class Ran:
 
 
 def steps(arch: str, folder: Path) -> tuple[Step, ...]:
-    """What is asked of a GPU of an arch (``sm90``); files go into ``folder``."""
+    """What is asked of a GPU of an arch (``sm90``); files go into ``folder``. In a source tree whose layer no
+    distribution registered, the commands that ask the layer name it."""
     from oracle.bindings.known import adapter_of, find
 
     readings: list[Step] = []
     if any(i.arch == ALIKE.get(arch, arch) and i.scale_block for i in INSTRUCTIONS.values()):
         for kind in SCALED:
-            supplied: tuple[str, ...] = ("fingerprint", DOT_SCALED, "--block-scaled", kind, "--device", "cuda")
-            readings.append(
-                Step(f"reading-{kind}", supplied, 60, f"which reading of the {kind} instruction holds", (0,))
-            )
+            given: tuple[str, ...] = ("fingerprint", DOT_SCALED, "--block-scaled", kind, "--device", "cuda")
+            readings.append(Step(f"reading-{kind}", given, 60, f"which reading of the {kind} instruction holds", (0,)))
     for contract, target in CHAINS:
         bound = find(target, contract)
         assert bound is not None, f"{target} has no binding under {contract}"
         if find_spec(bound.package) is None:
             continue
-        supplied = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
-        readings.append(Step(f"chain-{contract}", supplied, 60, f"how {target} accumulates as {contract}", (0,)))
+        given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
+        readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
     jobs = max(2, (os.cpu_count() or 2) - 2)
-    remaining, gallery = str(folder / "captures"), str(folder / "gallery")
+    tree, gallery = subjects.layer_of_the_tree(), str(folder / "gallery")
+    layer = () if tree is None else ("--provider", tree)
+    judged = ("verify", "--arch", arch, "--fixtures", "none", *layer)
     return (
         Step("doctor", ("doctor",), 60, "what is installed and usable"),
-        Step("plan", ("plan", "--json", str(folder / "plan.json")), 60, "what the layer chooses here, and why"),
+        Step("plan", ("plan", "--json", str(folder / "plan.json"), *layer), 60, "what the layer chooses here, and why"),
         *readings,
         Step(
             "gallery",
@@ -110,20 +117,26 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         Step(
             "verify",
             (
-                *("verify", "--arch", arch, "--fixtures", "none", "--keep", remaining, "--jobs", str(min(jobs, 6))),
+                *(*judged, "--jobs", str(min(jobs, 6)), "--record", str(folder / "verify.jsonl"), "--resume"),
                 *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
-                *("--record", str(folder / "verify.jsonl")),
             ),
             150,
             "every routine that the layer plans here, judged",
         ),
         Step(
             "timings",
-            ("plan", "--timings", str(folder / "timings.jsonl"), "--seconds", "30"),
+            ("plan", "--timings", str(folder / "timings.jsonl"), "--seconds", "30", *layer),
             60,
             "how long the backends of dense products take",
         ),
         Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 90, "known faults of releases"),
+        Step(
+            "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
+            (*judged, "--keep", str(folder / "captures")),
+            60,
+            "outputs of the routines, for `fixtures adopt`",
+            fresh=folder / "captures",
+        ),
     )
 
 
@@ -151,6 +164,8 @@ def run(chosen: Sequence[Step], folder: Path, *, arch: str, seconds: float) -> I
 def _run(step: Step, folder: Path, seconds: float) -> Ran:
     if seconds <= 0:
         return Ran(step.name, LEFT, -1, 0.0, "the budget was spent; run the command again")
+    if step.fresh is not None and step.fresh.exists():
+        shutil.rmtree(step.fresh)
     began, path = time.monotonic(), folder / f"{step.name}.log"
     with path.open("w") as log, starting.process(f"the step {step.name}"):
         process = subprocess.Popen([*TOOL, *step.arguments], stdout=log, stderr=log, start_new_session=True)
@@ -158,7 +173,11 @@ def _run(step: Step, folder: Path, seconds: float) -> Ran:
             code = process.wait(seconds)
             status = DONE if code in step.ends else FAILED
         except subprocess.TimeoutExpired:  # said in its row; what it has written so far stays
-            os.killpg(process.pid, signal.SIGKILL)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+            with contextlib.suppress(ProcessLookupError):  # the whole group has ended
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             code, status = -1, LATE
     lines = path.read_text(errors="replace").strip().splitlines() or ["it said nothing"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -88,6 +90,15 @@ def providers() -> list[Provider]:
 def layers() -> list[str]:
     """Import names of this project's own layer, as it is installed; several where a checkout and a wheel are."""
     return sorted({point.module.partition(".")[0] for point in entry_points(group=GROUP, name=LAYER)})
+
+
+def layer_of_the_tree() -> str | None:
+    """The target of the layer beside this package, where it is a source tree that no distribution registered: its
+    subjects must be named then. None where a layer is registered, or none is importable from there."""
+    beside = Path(__file__).resolve().parents[2] / "kernels"
+    spec = None if layers() else find_spec(beside.name)
+    ours = spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == beside
+    return f"{beside.name}.subjects:subjects" if ours else None
 
 
 def provider(target: str) -> Provider:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 
 from oracle import cli
 from oracle.errors import FixtureError
-from oracle.harness import firstlight
+from oracle.harness import firstlight, subjects
 from oracle.harness.firstlight import DONE, FAILED, LATE, LEFT, Step
 
 TOOL = """
@@ -21,7 +23,11 @@ with open(sys.argv[2], "a") as file:
     file.write("x")
 print("first line")
 print("answer | of", sys.argv[1])
-time.sleep(60 * (sys.argv[1] == "slow"))
+try:
+    time.sleep(60 * (sys.argv[1] in ("slow", "deaf")))
+except KeyboardInterrupt:
+    print("wrote what it has", flush=True)
+    time.sleep(60 * (sys.argv[1] == "deaf"))
 sys.exit(3 * (sys.argv[1] == "broken"))
 """
 
@@ -58,6 +64,69 @@ def test_what_becomes_of_steps(tool: Path) -> None:
     assert late.status == LEFT and not (tool / "more.count").exists()
     text = firstlight.page(chosen, ran, folder, "sm90")
     assert "| what of right | answer \\| of right |" in text and f"**{LATE}**" in text and "first line" in text
+
+
+def test_a_step_out_of_time_writes_what_it_has(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is interrupted first; one that goes on all the same is killed."""
+    monkeypatch.setattr(firstlight, "GRACE", 0.5)
+    chosen = [step("slow", tool, 1.0), step("deaf", tool, 1.0)]
+    for one in firstlight.run(chosen, tool / "out", arch="sm90", seconds=60.0):
+        assert (one.status, one.said) == (LATE, "wrote what it has") and one.seconds < 20
+
+
+def test_a_folder_that_a_command_wants_new(tool: Path) -> None:
+    """It is removed before the step runs, and stays where the step has answered before."""
+    for name, stays in (("broken", False), ("right", False), ("right", True)):
+        kept = tool / "kept" / name
+        kept.mkdir(parents=True, exist_ok=True)
+        one = Step(name, (name, str(tool / "count")), 60.0, "what", fresh=kept)
+        list(firstlight.run([one], tool / "out", arch="sm90", seconds=60.0))
+        assert kept.exists() == stays
+
+
+BARE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from oracle.harness import firstlight, subjects
+assert not subjects.layers() and subjects.layer_of_the_tree() == "kernels.subjects:subjects"
+folder = Path(sys.argv[1])
+few = ("--contract", "fp8_gemm_nt", "--subject", "eager")
+chosen = [step for step in firstlight.steps("cpu", folder) if step.name in ("plan", "verify", "captures")]
+chosen = [step if step.name == "plan" else replace(step, arguments=step.arguments + few) for step in chosen]
+for again in range(2):  # the second time as after an interruption
+    for one in firstlight.run(chosen, folder, arch="cpu", seconds=500.0):
+        print(one.name, one.status, one.code)
+    (folder / firstlight.RECORD).unlink()
+    chosen = chosen[1:]
+"""
+
+
+def test_a_bare_source_tree(tmp_path: Path) -> None:
+    """Nothing of this project is installed, and the path alone finds it: the layer plans, is judged, and its outputs
+    are kept, twice into one folder."""
+    site, root = Path(torch.__file__).parents[1], Path(firstlight.__file__).parents[2]
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for entry in site.iterdir():
+        if not entry.name.lower().startswith(("fp8_oracle", "__editable__", "_virtualenv")) and entry.suffix != ".pth":
+            (packages / entry.name).symlink_to(entry)
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
+    asked = [sys.executable, "-S", "-c", BARE, str(tmp_path / "out")]
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["plan done 0", *["verify done 0", "captures done 0"] * 2]
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["schema"] == "fp8-oracle.plan/1"
+    assert any((tmp_path / "out" / "captures").iterdir())
+
+
+def test_the_layer_is_named_only_where_none_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed layer is not judged twice."""
+    assert subjects.layer_of_the_tree() is None
+    assert not any("--provider" in step.arguments for step in firstlight.steps("sm90", tmp_path))
+    monkeypatch.setattr(subjects, "layers", list)
+    named = {step.name for step in firstlight.steps("sm90", tmp_path) if "--provider" in step.arguments}
+    assert named == {"plan", "verify", "timings", "captures"}
 
 
 def test_answers_of_another_machine_are_not_continued(tool: Path) -> None:

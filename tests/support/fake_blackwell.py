@@ -39,7 +39,7 @@ from oracle.truth.layout import swizzle_scale, unswizzle_scale
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
 NAN_BYTE = 0x7F
-WRITTEN = ("out", "d", "output")
+WRITTEN = ("out", "d", "output", "out_tensors")
 """Arguments that a library writes into."""
 TEN, TWELVE = (100, 103), (120, 121)
 CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
@@ -54,6 +54,8 @@ CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("mm_fp4", "cudnn"): (*TEN, *TWELVE),
     ("mm_fp4", "trtllm"): TEN,
     ("mm_fp4", "b12x"): TWELVE,
+    ("bmm_fp8", "cublas"): (*TEN, *TWELVE),
+    ("bmm_fp8", "cudnn"): (*TEN, *TWELVE),
     ("bmm_mxfp8", "cutlass"): TWELVE,
     ("bmm_mxfp8", "cudnn"): (*TEN, *TWELVE),
     ("group_gemm_mxfp8_mxfp4_nt_groupwise", ""): (*TEN, *TWELVE),
@@ -92,7 +94,7 @@ class Made:
     def again(self, **changed: Any) -> Tensor:
         """The output of the call with other arguments, written into fresh memory full of NaN."""
         arguments = {**self.arguments, **changed}
-        written = next((name for name in WRITTEN if name in arguments), None)
+        written = next((name for name in WRITTEN if arguments.get(name) is not None), None)
         if written:
             arguments[written] = torch.full_like(arguments[written], float("nan"))
         libraries: Libraries = self.routine.__self__  # type: ignore[attr-defined]
@@ -570,10 +572,20 @@ class Libraries:
     def cutlass_scaled_mm(
         self, out: Tensor, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None
     ) -> None:
-        """``a [M, K]`` by the column-major ``b [K, N]`` with block scales, M-major and K-major, read by address."""
-        need(bias is None and a.stride(1) == out.stride(1) == b.stride(0) == 1, "strides")
+        """``a [M, K]`` by the column-major ``b [K, N]``: a scale each or one of a row and of a column, as their
+        numbers say; else block scales, M-major and K-major, read by address."""
+        need(a.stride(1) == out.stride(1) == b.stride(0) == 1, "strides")
         need(out.stride(0) % 16 == 0 and b.stride(1) % 16 == 0, "16 byte alignment")
         (m, k), n = a.shape, b.shape[1]
+        if scale_a.numel() in (1, m) and scale_b.numel() in (1, n):
+            need(scale_a.dtype is scale_b.dtype is torch.float32, "scales must be float32")
+            need(scale_a.is_contiguous() and scale_b.is_contiguous() and out.dtype in HALVES, "scales")
+            need(bias is None or bias.numel() == n and bias.is_contiguous() and bias.dtype is out.dtype, "bias")
+            plain = {"a": dense("a", a), "b": dense("b", b.t()), "a_scale": scale_a, "b_scale": scale_b}
+            plain |= {} if bias is None else {"bias": bias}
+            self.multiply("cutlass_scaled_mm", plain, out, "", "exact")
+            return
+        need(bias is None, "bias")
         need(m % 4 == 0 and k % 128 == n % 128 == 0 and out.dtype in HALVES, "shapes")
         need(tuple(scale_a.shape) == (m, k // 128) and tuple(scale_b.shape) == (k // 128, n // 128), "scales")
         left, right = address(scale_a, (k // 128, m)).t(), address(scale_b, (n // 128, k // 128))
@@ -584,6 +596,47 @@ class Libraries:
             "b_scale": right.contiguous(),
         }
         self.multiply("fp8_gemm_nt", operands, out, "", "exact")
+
+    def bmm_fp8(
+        self, A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype, out: Tensor | None = None,
+        backend: str = "cublas",
+    ) -> Tensor:  # fmt: skip  # the parameters of the library
+        """``A [G, M, K]`` by ``B [G, K, N]``, which is read column by column whatever its strides are."""
+        self.claims("bmm_fp8", backend)
+        need(A.dim() == B.dim() == 3 and A.shape[2] == B.shape[1], "K dimension mismatch")
+        need(A_scale.dtype is B_scale.dtype is torch.float32 and A_scale.numel() == B_scale.numel() == 1, "scales")
+        need(dtype in HALVES, "unsupported output dtype")
+        shape = (A.shape[0], A.shape[1], B.shape[2])
+        out = torch.empty(shape, dtype=dtype) if out is None else out
+        need(out.shape == shape and out.dtype is dtype, "output mismatch")
+        operands = {"A": dense("A", A), "B": dense("B", B.mT).mT, "A_scale": A_scale, "B_scale": B_scale}
+        return self.multiply("bmm_fp8", operands, dense("out", out), "", "exact")
+
+    def cutlass_moe_mm(
+        self, out_tensors: Tensor, a_tensors: Tensor, b_tensors: Tensor, a_scales: Tensor, b_scales: Tensor,
+        expert_offsets: Tensor, problem_sizes: Tensor, a_strides: Tensor, b_strides: Tensor, c_strides: Tensor,
+        per_act_token: bool, per_out_ch: bool,
+    ) -> None:  # fmt: skip  # the parameters of the library
+        """Rows of each expert by its start and size; of at most 64 rows in all the first two sizes are exchanged."""
+        need(self.machine.sm in TEN, "cutlass_moe_mm has kernels of sm90 and sm100")
+        (m, k), (groups, n, _) = a_tensors.shape, b_tensors.shape
+        need(expert_offsets.dtype is torch.int64 and problem_sizes.dtype is torch.int32, "dtypes")
+        for strides, due in ((a_strides, k), (b_strides, k), (c_strides, n)):
+            need(strides.dtype is torch.int64 and strides.tolist() == [due] * groups, "strides")
+        need(a_scales.dtype is b_scales.dtype is torch.float32, "scales must be float32")
+        need(a_scales.is_contiguous() and b_scales.is_contiguous(), "scales must be dense")
+        need(per_act_token == (a_scales.numel() == m) and per_out_ch == (b_scales.numel() == groups * n), "scales")
+        first = int(m <= 64)
+        sizes = problem_sizes.tolist()
+        need(all(size[1 - first] == n and size[2] == k for size in sizes), "problem sizes")
+        a, b = dense("a_tensors", a_tensors), dense("b_tensors", b_tensors)
+        for g, (start, size) in enumerate(zip(expert_offsets.tolist(), sizes, strict=True)):
+            rows = slice(start, start + size[first])
+            need(0 <= rows.start <= rows.stop <= m, "rows outside of the memory")
+            if size[first]:
+                mine = {"a": a[rows], "b": b[g : g + 1], "scale_a": a_scales[rows], "scale_b": b_scales[g : g + 1]}
+                mine["offsets"] = torch.tensor([size[first]], dtype=torch.int32)
+                self.multiply("scaled_grouped_mm", mine, out_tensors[rows], "", "exact")
 
     def cutlass_fp4_group_mm(
         self,
@@ -864,7 +917,9 @@ class Libraries:
 
 REAL: Any = getattr(torch.nn.functional, "scaled_mm", None)  # torch 2.9 has none
 FLASHINFER = tuple(dict.fromkeys(name for name, _ in CLAIMS))
-OF_VLLM = ("cutlass_scaled_fp4_mm", "cutlass_scaled_mm", "cutlass_fp4_group_mm", "cutlass_mxfp4_group_mm")
+OF_VLLM = (
+    "cutlass_scaled_fp4_mm", "cutlass_scaled_mm", "cutlass_fp4_group_mm", "cutlass_mxfp4_group_mm", "cutlass_moe_mm",
+)  # fmt: skip
 QUANTISERS = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
 OF_DEEP_GEMM = ("fp8_fp4_gemm_nt", "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked")
 
