@@ -201,6 +201,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "mxfp4_dequantize_host": "mxfp4_dequantize",
         "mxfp8_dequantize_host": "mxfp8_dequantize",
         "cutlass_fused_moe": "cutlass_fused_moe_nvfp4",
+        # routing is trtllm_moe_routing, whose ids and weights the layer is given
+        "trtllm_fp4_block_scale_moe": "trtllm_fp4_block_scale_moe_nvfp4",
+        "trtllm_fp4_block_scale_routed_moe": "trtllm_fp4_block_scale_moe_nvfp4",
         "grouped_mm_fp4": "group_gemm_nvfp4_nt_groupwise",
         "grouped_mm_mxfp8": "scaled_grouped_mm_mx",
         "moe_gemm_fp8_nt_groupwise": "cutlass_blockwise_scaled_grouped_mm",
