@@ -287,10 +287,10 @@ class BlockLayerContract(PipelineContract):
         x = inputs["x"]
         given = [inputs["a1_gscale"][e] if row.leveled else None for e in range(len(inputs["w13"]))]
         each, boxes, unknown = [], [], None
-        for scale in given if row.leveled else given[:1]:
-            quantised = quantize(x, row.recipe, global_scale=scale)
+        for level in given if row.leveled else given[:1]:
+            quantised = quantize(x, row.recipe, global_scale=level)
             each.append((quantised.codes, as_float32(quantised.scale)))
-            own, unknown = input_boxes(x, row.recipe, None, scale)
+            own, unknown = input_boxes(x, row.recipe, None, level)
             boxes.append(own)
         several = tuple(each[min(e, len(each) - 1)] for e in range(len(given)))
         tokens = Tokens(*each[0], route.ids, route.weights, bool(options.get("apply_router_weight_on_input")), several)
