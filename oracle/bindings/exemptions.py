@@ -33,6 +33,9 @@ CODEBOOK = "codes of a codebook, of 1-bit weights or of an optimizer's state; no
 GGUF = "blocks of llama.cpp's file format, which has its own reference"
 JAX = "the same kernels behind JAX, whose arrays the judge does not take"
 ONNX = "writes a graph for another runtime"
+VIEWS = "a view that names the axes of tiles as they lie; no byte is moved"
+RANDOM = "makes random operands of an example of a kernel"
+PAGES = "rewrites indices of pages; no value of the model is computed"
 CALIBRATES = "calibrates weights over a data set"
 
 EXEMPT: Mapping[str, Mapping[str, str]] = {
@@ -87,6 +90,17 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "flashinfer.msa_ops.sparse_topk_select:*": PICKS,
         "flashinfer.gemm.gemm_base:*_gemm_sm100": INSIDE,
         "flashinfer.norm:fused_dit_*": MODULATES,
+        "flashinfer.gemm.gemm_base:build_cudnn_gemm_*_graph": RECORD,
+        "flashinfer.gemm.gemm_base:execute_cudnn_gemm_*": INSIDE,
+        "flashinfer.gemm.gemm_mm_fp4_cute_dsl:precompile_*": RECORD,
+        "flashinfer.fused_moe.cute_dsl.blockscaled_contiguous_*:*": INSIDE,
+        "flashinfer.topk:can_use_clusters_topk": RECORD,
+        "flashinfer.topk:get_num_cached_for_topk": RECORD,
+        "flashinfer.topk:topk*": PICKS,
+        "flashinfer.cute_dsl.utils:convert_sf_to_mma_layout": VIEWS,
+        "flashinfer.fused_moe.cute_dsl.rubin.*:create_*": RANDOM,
+        "flashinfer.cute_dsl.sparse.*:compute_softmax_scale_log2": PLAIN,
+        "flashinfer.mla._core:convert_compressed_page_aligned_*": PAGES,
     },
     "vllm": {
         "vllm.model_executor.layers.fused_moe.oracle.*:make_*": RECORD,
@@ -220,6 +234,20 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "nvfp4_block_scale_interleave": "swizzle_scale",
         "mxfp4_dequantize_host": "mxfp4_dequantize",
         "mxfp8_dequantize_host": "mxfp8_dequantize",
+        "cutlass_fused_moe": "cutlass_fused_moe_nvfp4",
+        # routing is trtllm_moe_routing, whose ids and weights the layer is given
+        "trtllm_fp4_block_scale_moe": "trtllm_fp4_block_scale_moe_nvfp4",
+        "trtllm_fp4_block_scale_routed_moe": "trtllm_fp4_block_scale_moe_nvfp4",
+        "grouped_mm_fp4": "group_gemm_nvfp4_nt_groupwise",
+        "grouped_mm_mxfp8": "scaled_grouped_mm_mx",
+        "moe_gemm_fp8_nt_groupwise": "cutlass_blockwise_scaled_grouped_mm",
+        "per_token_group_quant_8bit": "per_token_group_quant_fp8",
+        "nvfp4_quantize_smooth": "nvfp4_quantize",
+        "e2m1_and_ufp8sf_scale_to_float": "nvfp4_dequantize",
+        "swizzle_sf": "swizzle_scale",
+        "reswizzle_sf": "swizzle_scale",
+        "unswizzle_sf": "from_blocked",
+        "trtllm_low_latency_gemm": "cutlass_scaled_mm",
     },
     "vllm": {
         "cutlass_scaled_fp4_mm": "mm_fp4",

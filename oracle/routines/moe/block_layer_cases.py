@@ -11,10 +11,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from oracle.numbers.quantize import quantize
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines import data
 from oracle.routines.case import Case, Grammar, with_corners
 from oracle.routines.moe.block_layers import CONTRACTS, BlockPipeline
 from oracle.routines.moe.pipeline_cases import chosen, layer_options
+from oracle.routines.mx.contract import pack
 
 TOP = 2688.0
 FAMILIES = ("randn", "steps", "outlier", "nan")
@@ -23,12 +26,15 @@ FAMILIES = ("randn", "steps", "outlier", "nan")
 def _inputs(case: Case) -> dict[str, Tensor]:
     row = CONTRACTS[case.contract].row
     t, e, h, i = (case[name] for name in "tehi")
-    inputs = {"x": data.activations(case.label("x"), case.family, t, h, dtype=torch.bfloat16)}
+    x = data.activations(case.label("x"), case.family, t, h, dtype=torch.bfloat16)
+    inputs = _codes(row, x) if row.given else {"x": x}
     for name, rows, columns in (("w13", 2 * i, h), ("w2", h, i)):
         inputs[name], inputs[f"{name}_scale"] = _weight(case, row, name, (e, rows, columns))
     number = torch.arange(e, dtype=torch.float32, device="cpu")
     if row.leveled:
         inputs |= {"a1_gscale": TOP / (4.0 + number), "a2_gscale": TOP / (16.0 + 8 * number)}
+        if row.given:
+            del inputs["a1_gscale"]
         inputs |= {"alpha1": (4.0 + number) / TOP / 4, "alpha2": (16.0 + 8 * number) / TOP / 4}
     elif row.factored:
         inputs |= {"alpha1": 0.5 + number / 8, "alpha2": 1.5 - number / 8}
@@ -44,6 +50,19 @@ def _inputs(case: Case) -> dict[str, Tensor]:
         )
         inputs["gates"] = known[(torch.arange(e, device="cpu") + 1) % 3]
     return inputs
+
+
+def _codes(row: BlockPipeline, x: Tensor) -> dict[str, Tensor]:
+    """The input as codes and scale bytes, as a quantiser gives them."""
+    level = torch.full((1,), TOP / 4, dtype=torch.float32, device="cpu") if row.leveled else None
+    made = quantize(x, row.recipe, global_scale=level)
+    if row.leveled:
+        scale = to_dtype(
+            made.scale.double(), torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE
+        )
+        return {"a": pack(made.codes), "a_scale": scale.view(torch.uint8)}
+    byte = torch.frexp(made.scale).exponent + 126  # of a power of two
+    return {"a": made.codes, "a_scale": byte.clamp(0, 254).to(torch.uint8)}
 
 
 def _weight(case: Case, row: BlockPipeline, name: str, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
@@ -63,6 +82,7 @@ def _listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
     """Few cases, since a layer is large: every family, experts of other ranks, uneven experts, every optional input."""
     head, shape = f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[0]}", "t=4,e=3,h=64,i=64,k=2"
     for options, family in (("", "randn"), ("first=2/", "nan"), ("ids=one/", "steps"), ("", "outlier")):
+        family = family if family in grammar.families else "randn"
         yield f"{head}/{shape.replace('t=4', 't=16') if family == 'nan' else shape}/{options}family={family}/seed=1"
     for name in ("bias", "gates", "map"):
         if name in grammar.options:
@@ -77,11 +97,12 @@ def _grammar(row: BlockPipeline) -> Grammar:
     options |= {"map": ("1",)} if row.mapped else {}
     options |= {"combine": tuple(way.name for way in row.ways)} if len(row.ways) > 1 else {}
     element = "e2m1" if row.packed else "e4m3"
+    rows = "bf16" if not row.given else "e2m1" if row.leveled else "e4m3"
     return Grammar(
         ("t", "e", "h", "i", "k"),
-        (f"bf16x{element}-bf16",),
+        (f"{rows}x{element}-bf16",),
         (f"1x{row.width}:1x{row.width}",),
-        FAMILIES,
+        tuple(f for f in FAMILIES if not (row.given and row.leveled and f == "nan")),
         _inputs,
         layer_options,
         options,

@@ -50,7 +50,7 @@ def of_rows(kind: str, holds: Callable[[BlockPipeline], object]) -> Trait:
 PACKED = of_rows("has weights of two codes a byte", lambda row: row.packed)
 POWERS = of_rows("has power-of-two scales", lambda row: not row.leveled)
 NARROW = of_rows("stores its activation before it is quantised", lambda row: row.steps.first is None)
-WIDE = of_rows("quantises its activation in float32", lambda row: row.steps.first is not None)
+WIDE = of_rows("quantises its activation in float32", lambda row: row.steps.first is not None and not row.activations)
 ROUNDED = of_rows("has scales of a rounded amax", lambda row: row.recipe is mx_recipes.VLLM_MXFP4_EXPERTS)
 FLIP = "the rounding moves no code beyond its neighbours"
 ONE_EXPERT = "the experts have equal values"
@@ -151,6 +151,25 @@ fault(
     on=LAYERS & takes("a1_gscale"),
     read=entry("a1_gscale", lambda scale: 1 / scale),
     same_if="it is 1",
+)
+GIVEN = of_rows("is given codes of its input", lambda row: row.given)
+fault(
+    "blocks: scales of the input of the next token",
+    INDEX,
+    seen="flashinfer 2569",
+    on=GIVEN,
+    needs=need(lambda call: call.inputs["a_scale"].shape[0] > 1, "one token"),
+    read=entry("a_scale", rolled(-1)),
+    same_if="the scales of all tokens are equal",
+)
+fault(
+    "blocks: scales of the input of the next block of K",
+    INDEX,
+    seen="mlc-ai/TIRx-kernels PR 5",
+    on=GIVEN,
+    needs=need(lambda call: call.inputs["a_scale"].shape[1] > 1, "one block of a row"),
+    read=entry("a_scale", rolled(-1, 1)),
+    same_if="the scales of a row are equal",
 )
 biased = _given("b1")
 BIASED = LAYERS & takes("b1")

@@ -29,13 +29,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from oracle.bounds.boxed import Box
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, ShapeError
 from oracle.numbers import mx_recipes, recipes
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
-from oracle.routines.base import F32, INTEGERS, Inputs, Options, Output, TensorSpec, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Call, Inputs, Options, Out, Output, TensorSpec, register
 from oracle.routines.moe.moe_ranges import input_boxes
 from oracle.routines.moe.pipelines import (
     ONE,
@@ -68,12 +69,16 @@ class BlockPipeline(Pipeline):
     packed : codes of a weight are those of E2M1, two a byte; else E4M3.
     factored : products have factors and, for NVFP4, global scales.
     affine : biases and the parameters of an activation may be given for each expert.
+    given : the input arrives as codes with scales, in the format of the recipe.
+    dispatched : the production layer has it.
     """
 
     weights: Sharing = Sharing.GROUP
     packed: bool = True
     factored: bool = False
     affine: bool = False
+    given: bool = False
+    dispatched: bool = True
 
     @property
     def recipe(self) -> Recipe:
@@ -135,6 +140,20 @@ ROWS = (
         steps=Steps(first=torch.float32, activation=Activation.NONE, recipe=_MXFP8), numerics=MXF, up_first=True,
         factored=True,
     ),
+    # TensorRT-LLM: the first product leaves its closed kernel as codes, of a float32 activation or of a rounded one.
+    *(
+        BlockPipeline(
+            name=f"trtllm_fp4_block_scale_moe_{kind}", summary=f"TensorRT-LLM's experts of {words}; ids are given",
+            source="FlashInfer csrc/trtllm_fused_moe_kernel_launcher.cu, trtllm_fp4_block_scale_routed_moe",
+            quantise=recipe, numerics=numerics, up_first=True, factored=True, affine=True, given=True,
+            steps=Steps(first=torch.float32, activation=Activation.NONE, recipe=recipe),
+            activations=(Activation.PRODUCT,), dispatched=False,
+        )
+        for kind, words, recipe, numerics in (
+            ("nvfp4", "NVFP4 codes and weights", _NVFP4, NVF4),
+            ("mxfp8_mxfp4", "MXFP8 codes and MXFP4 weights", _MXFP8, MXF),
+        )
+    ),
 )  # fmt: skip  # a table, one row a line
 """Every layer in blocks, in the order of the libraries."""
 
@@ -148,6 +167,12 @@ def inputs_of(row: BlockPipeline) -> tuple[TensorSpec, ...]:
     dtypes = BYTES if row.packed else (torch.float8_e4m3fn,)
     form = "E4M3" if row.leveled else "E8M0"
     specs = [ONE]
+    if row.given:
+        two = row.leveled
+        specs = [
+            TensorSpec("a", Kind.CODES, BYTES if two else E4M3, ("T", "H/2" if two else "H"), "codes of the input"),
+            TensorSpec("a_scale", Kind.SCALES, BYTES, ("T", f"H/{row.width}"), f"its {form} bytes"),
+        ]
     for name, rows, doc in (("w13", "R", order), ("w2", "H", "down projection")):
         k = columns[name]
         specs.append(TensorSpec(name, Kind.CODES, dtypes, ("E", rows, stored[k]), f"{doc}: {codes}"))
@@ -158,7 +183,8 @@ def inputs_of(row: BlockPipeline) -> tuple[TensorSpec, ...]:
     one = ("E",)
     if row.leveled:
         of = "encode scale of the {} (about 2688/amax) of each expert"
-        specs += [TensorSpec(f"a{n}_gscale", Kind.SCALES, F32, one, of.format(w)) for n, w in PLACES.items()]
+        places = {n: w for n, w in PLACES.items() if n == 2 or not row.given}
+        specs += [TensorSpec(f"a{n}_gscale", Kind.SCALES, F32, one, of.format(w)) for n, w in places.items()]
     if row.factored:
         doc = "multiplies the sum of the {} product"
         specs += [TensorSpec(f"alpha{n}", Kind.ALPHA, F32, one, doc.format(w)) for n, w in ORDINALS.items()]
@@ -215,18 +241,17 @@ class BlockLayerContract(PipelineContract):
         row, i = self.row, inputs["w2"].shape[2] * (2 if self.row.packed else 1)
         if r != 2 * i:
             raise ShapeError(f"w13 has {r} rows for {i} columns of w2; it holds gate and up rows, [E, 2 I, H]")
-        if inputs["x"].shape[1] % row.width or i % row.width:
-            raise ShapeError(
-                f"H={inputs['x'].shape[1]} and I={i} must be multiples of {row.width}, the block of a scale"
-            )
+        h = inputs["w2"].shape[1]
+        if h % row.width or i % row.width:
+            raise ShapeError(f"H={h} and I={i} must be multiples of {row.width}, the block of a scale")
         if (g := inputs["w2_scale"].shape[2]) != i // row.width:
             raise ShapeError(
                 f"w2_scale has {g} columns; I={i} takes {i // row.width}, one for {row.width} columns of w2"
             )
-        for name in ("w13_scale", "w2_scale"):
+        for name in {"a_scale", "w13_scale", "w2_scale"} & {*inputs}:
             values = decode(inputs[name].view(self._scale_dtype))
             if not bool(torch.isfinite(values).all()):
-                raise InputError(f"{name} holds a NaN byte; every scale of a weight is a number")
+                raise InputError(f"{name} holds a NaN byte; every scale is a number")
         for name in ("a1_gscale", "a2_gscale"):
             if name in inputs and not bool((inputs[name] > 0).all() & torch.isfinite(inputs[name]).all()):
                 raise InputError(f"{name} is {inputs[name].tolist()}; a global scale is positive and finite")
@@ -244,14 +269,28 @@ class BlockLayerContract(PipelineContract):
     def _scale_dtype(self) -> torch.dtype:
         return torch.float8_e4m3fn if self.row.leveled else torch.float8_e8m0fnu
 
+    def outputs(self, call: Call) -> dict[str, Out]:
+        known = call.inputs
+        return {"out": Out((known["topk_ids"].shape[0], known["w2"].shape[1]), (torch.bfloat16,))}
+
     def parts(self, inputs: Inputs, options: Options, route: Route) -> Parts:
-        row, experts, x = self.row, self.experts(inputs, options), inputs["x"]
+        row, experts = self.row, self.experts(inputs, options)
+        if row.given:
+            codes = unpack(inputs["a"]) if row.leveled else inputs["a"]
+            scale = as_float32(inputs["a_scale"].view(self._scale_dtype))
+            values = decode(codes, row.recipe.element)
+            lost = ~torch.isfinite(values).all(dim=1)
+            known = values.masked_fill(lost[:, None], 0.0)
+            units = decode(scale).masked_fill(lost[:, None], 1.0)
+            box = Box(known, known, units, units, row.recipe.element)
+            return Parts(Tokens(codes, scale, route.ids, route.weights), experts, lambda expert: [box], lost)
+        x = inputs["x"]
         given = [inputs["a1_gscale"][e] if row.leveled else None for e in range(len(inputs["w13"]))]
         each, boxes, unknown = [], [], None
-        for scale in given if row.leveled else given[:1]:
-            quantised = quantize(x, row.recipe, global_scale=scale)
+        for level in given if row.leveled else given[:1]:
+            quantised = quantize(x, row.recipe, global_scale=level)
             each.append((quantised.codes, as_float32(quantised.scale)))
-            own, unknown = input_boxes(x, row.recipe, None, scale)
+            own, unknown = input_boxes(x, row.recipe, None, level)
             boxes.append(own)
         several = tuple(each[min(e, len(each) - 1)] for e in range(len(given)))
         tokens = Tokens(*each[0], route.ids, route.weights, bool(options.get("apply_router_weight_on_input")), several)
@@ -274,7 +313,7 @@ class BlockLayerContract(PipelineContract):
             first=options["first_expert"],
             width=row.width,
             factors=(inputs["alpha1"], inputs["alpha2"]) if row.factored else None,
-            globals=(inputs["a1_gscale"], inputs["a2_gscale"]) if row.leveled else None,
+            globals=(inputs.get("a1_gscale", inputs["a2_gscale"]), inputs["a2_gscale"]) if row.leveled else None,
             biases=(b1, b2) if {"b1", "b2"} & set(inputs) else None,
             gates=inputs.get("gates"),
         )
@@ -314,6 +353,7 @@ def _registered(row: BlockPipeline) -> type[BlockLayerContract]:
             "inputs": inputs_of(row),
             "options": tuple(o for o in options_of(row) if o.name != "apply_router_weight_on_input"),
             "numerics": row.numerics,
+            "dispatched": row.dispatched,
         },
     )
     register(contract)

@@ -204,7 +204,7 @@ fault(
 
 # --- the input ----------------------------------------------------------------------------------------------
 
-many: WhyNot = need(lambda call: call.inputs["w2" if row_of(call).quantise is None else "x"].shape[0] > 0, "")
+many: WhyNot = need(lambda call: call.inputs["x" if "x" in call.inputs else "w2"].shape[0] > 0, "")
 token_scales = of_rows(
     "has scales of tokens",
     lambda row: (
@@ -588,7 +588,10 @@ fault(
 
 def _non_finite(call: Call) -> Tensor:
     """Tokens with NaN or infinity."""
-    return ~torch.isfinite(decode(call.inputs["x" if "x" in call.inputs else "a"])).all(dim=1)
+    rows = call.inputs["x" if "x" in call.inputs else "a"]
+    if rows.dtype is torch.uint8:  # codes of E2M1, which has neither
+        return torch.zeros(rows.shape[0], dtype=torch.bool, device=rows.device)
+    return ~torch.isfinite(decode(rows)).all(dim=1)
 
 
 def _beside_non_finite(call: Call) -> Tensor:

@@ -116,6 +116,7 @@ class Pipeline:
     routed : the layer gets logits and routes by itself.
     apart : gate and up rows have scales of their own for each expert, and the activation leaves in units of the second
         input's scale.
+    activations : other roundings of the activation that are admitted, where its kernel is closed.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Pipeline:
     multiplied: bool = False
     routed: bool = False
     apart: bool = False
+    activations: tuple[Activation, ...] = ()
 
     @property
     def static(self) -> bool:
@@ -576,9 +578,12 @@ class PipelineContract(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         name, declared = self.arithmetics(call, numerics)[0], numerics is not None
         sets: list[Sets] = []
-        for combine, weight_dtype in product(self.ways(call), self.kept(call.resolved)):
+        activations = self.row.steps.activation, *self.row.activations
+        for combine, weight_dtype, act in product(self.ways(call), self.kept(call.resolved), activations):
             others = bool(sets)
-            make = lambda n, wider, c=combine, k=weight_dtype, o=others: PipelineSets(call, self, c, k, n, wider or o)  # noqa: E731
+            make = lambda n, wider, c=combine, k=weight_dtype, a=act, o=others: PipelineSets(  # noqa: E731
+                call, self, c, k, a, n, wider or o
+            )
             sets += with_float32(make, name, declared=declared)
         return sets
 
@@ -611,6 +616,7 @@ class PipelineSets(Sets):
     contract: PipelineContract
     combine: Combine
     kept: torch.dtype
+    activation: Activation
     numerics: str
     wider: bool
 
@@ -637,14 +643,15 @@ class PipelineSets(Sets):
         return {"out": ranged(self._admissible(routes[0])[0], torch.bfloat16)}
 
     def _admissible(self, route: Route) -> tuple[Admissible, str, Parts]:
-        contract, steps = self.contract, steps_by(self.contract.row, self.combine)
+        contract = self.contract
+        steps = replace(steps_by(contract.row, self.combine), activation=self.activation)
         parts = contract.parts(self.call.inputs, self.call.resolved, route)
         acc = None if self.numerics == IEEE32 else of_schedule(get_schedule(self.numerics))
         unknown = route.lost
         if parts.unknown is not None:
             unknown = parts.unknown if unknown is None else unknown | parts.unknown
         cached = self.call.cached(
-            f"shares by {self.numerics} of {route.ids.tolist()} {self.kept}",
+            f"shares by {self.numerics} of {route.ids.tolist()} {self.kept} {self.activation}",
             lambda: shares(
                 parts.tokens, parts.experts, steps, numerics=self.numerics, acc=acc, boxes=parts.boxes, unknown=unknown
             ),
@@ -679,7 +686,7 @@ def described(row: Pipeline) -> str:
         "scales of the weights": row.weights,
         **({"weights": "-8..7, exact; scales multiply sums of 128 products"} if row.weights is Sharing.GROUP else {}),
         "first": f"rounded to {word(first)}" + (f", then quantised by {steps.hidden.name}" if steps.hidden else ""),
-        "activation": steps.activation,
+        "activation": " or ".join((steps.activation, *row.activations)),
         "multiplied before the quantiser": "by a given value, rounded" if row.multiplied else "no",
         "recipe": steps.recipe.name,
         **{f"combine {way.name}": _combined(way) for way in row.ways},

@@ -26,6 +26,7 @@ class Row:
     up_first: bool = True
     wide: bool = False
     narrow_weight: bool = False
+    stored: bool = False
 
 
 ROWS = {
@@ -36,6 +37,8 @@ ROWS = {
     "cutlass_fused_moe_mxfp8": Row("mxfp8"),
     "cute_dsl_fused_moe_nvfp4": Row("nvfp4", wide=True),
     "cute_dsl_fused_moe_mxfp8_mxfp4": Row("mxfp8", wide=True),
+    "trtllm_fp4_block_scale_moe_nvfp4": Row("nvfp4", wide=True, stored=True),
+    "trtllm_fp4_block_scale_moe_mxfp8_mxfp4": Row("mxfp8", wide=True, stored=True),
 }
 
 
@@ -79,8 +82,13 @@ def weights(inputs: Inputs, name: str, expert: int, kind: str) -> list[Numbers]:
     """The rows of one expert's weight as the numbers that they stand for."""
     q, scale = inputs[name], inputs[f"{name}_scale"]
     count, width = q.shape[1], 16 if kind == "nvfp4" else 32
+    return dequantised(q, scale, range(expert * count, (expert + 1) * count), kind, width)
+
+
+def dequantised(q: Array, scale: Array, numbers: range, kind: str, width: int) -> list[Numbers]:
+    """Rows of codes, two of E2M1 a byte or one of E4M3, times the scale of their blocks."""
     rows = []
-    for row in range(expert * count, (expert + 1) * count):
+    for row in numbers:
         raw = q.code_rows()[row]
         if q.dtype == "uint8":
             nibbles = [half for byte in raw for half in (byte & 15, byte >> 4)]
@@ -126,16 +134,20 @@ def layer(name: str, inputs: Inputs, options: dict[str, object]) -> list[int]:
     known, levels = inputs.get("expert_map"), [inputs.get(f"a{n}_gscale") for n in (1, 2)]
     held = F32 if row.wide else BF16
     found: list[int] = []
-    for x, ids, factors in zip(
-        inputs["x"].rows(), inputs["topk_ids"].code_rows(), inputs["topk_weights"].rows(), strict=True
-    ):
+    width, count = 16 if row.rows == "nvfp4" else 32, inputs["topk_ids"].shape[0]
+    tokens = (
+        dequantised(inputs["a"], inputs["a_scale"], range(count), row.rows, width)
+        if "a" in inputs
+        else inputs["x"].rows()
+    )
+    for x, ids, factors in zip(tokens, inputs["topk_ids"].code_rows(), inputs["topk_weights"].rows(), strict=True):
         total = [Fraction(0)] * len(x)
         for chosen, weight in zip(ids, finite(factors), strict=True):
             expert = chosen - first if known is None else known.codes[chosen] if chosen >= 0 else -1
             if not 0 <= expert < inputs["w13"].shape[0]:
                 continue
             g1, g2 = (None if g is None else finite(g.values())[expert] for g in levels)
-            a = quantised(finite(x), row.rows, g1)
+            a = finite(x) if "a" in inputs else quantised(finite(x), row.rows, g1)
             h = [number(v, held) for v in product(a, inputs, "w13", expert, row.rows)]
             half = len(h) // 2
             gate, up = (h[half:], h[:half]) if row.up_first else (h[:half], h[half:])
@@ -145,6 +157,8 @@ def layer(name: str, inputs: Inputs, options: dict[str, object]) -> list[int]:
             if row.narrow_weight:
                 terms = [number(number(weight, BF16) * number(v, BF16), BF16) for v in y]
                 total = [t + v for t, v in zip(total, terms, strict=True)]
+            elif row.stored:  # stored, then weighted and added in float32
+                total = [t + weight * number(v, BF16) for t, v in zip(total, y, strict=True)]
             else:  # weighted in the epilogue, then added in bfloat16
                 terms = [number(weight * number(v, F32), BF16) for v in y]
                 total = [number(t + v, BF16) for t, v in zip(total, terms, strict=True)]
