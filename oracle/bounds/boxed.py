@@ -261,8 +261,8 @@ def _tile(
             p1[rows] = torch.minimum(p1[rows], corners.amin(dim=0))
             p2[rows] = torch.maximum(p2[rows], corners.amax(dim=0))
         size = size + most
-        largest = torch.stack([box.scale_high[:, at].amax() for box in boxes]).amax().clamp(min=1.0)
-        scales = largest * columns.abs().clamp(min=1.0)
+        largest = torch.stack([box.scale_high[:, at] for box in boxes]).amax(dim=0).clamp(min=1.0)
+        scales = largest[:, None] * columns.abs().clamp(min=1.0)
         down, up, reach = _promoted(down, up, p1, p2, tiny=ETA * (largest_sum + scales), rounded=acc is not None)
         if at == 0:
             whole = (whole[0] + least, whole[1] + greatest)
@@ -276,8 +276,9 @@ def _tile(
         n = k + 4
         gamma = n * U / (1 - n * U) * (1 + 2.0**-20)
         largest_product = boxes[0].fmt.max_finite * b_fmt.max_finite
-        most_scales = [float(b_scale.abs().max()), *(float(box.scale_high.max()) for box in boxes)]
-        width = gamma * size + ETA * n * largest_product * max(1.0, *most_scales)
+        of_rows = torch.stack([box.scale_high.amax(dim=1) for box in boxes]).amax(dim=0)
+        most_scale = of_rows.clamp(min=max(1.0, float(b_scale.abs().max())))[:, None]
+        width = gamma * size + ETA * n * largest_product * most_scale
         down, up = down - width, up + width
     return down, up, open_
 

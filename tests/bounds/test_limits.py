@@ -724,12 +724,15 @@ class TestBoxed:
         return boxed_product([Box(*ends, both, both, E4M3FN)], *right, block=16, b_rows=1, acc=acc)
 
     @pytest.mark.parametrize(
-        ("low", "high", "size"), [(-0.25, -0.125, 4.0), (0.125, 0.25, 4.0), (2.0**-9, 2.0**-9, 1.0)]
+        ("low", "high", "size"), [(-0.25, -0.125, 8.0), (0.125, 0.25, 8.0), (2.0**-9, 2.0**-9, 1.0)]
     )
-    def test_the_largest_end_under_the_largest_scale(self, low: float, high: float, size: float) -> None:
-        """A sum below 1 counts as 1: the scale alone must be a number."""
-        for scale, due in ((REACH / size, True), (below(REACH / size), False)):
-            assert self.made(low, high, 2.0**-20, scale, None).open[0].tolist() == [due]
+    def test_the_largest_end_under_the_scale_of_its_row(self, low: float, high: float, size: float) -> None:
+        """Twice a sum, which is one of blocks and of one; below 1 it counts as 1: the scale alone must be a number. The
+        scale of another row opens nothing."""
+        under = below(REACH) if size == 1 else REACH / size * (1 - 2.0**-20)  # a sum is rounded
+        for scale, due in ((REACH / size, True), (under, False)):
+            assert self.made(low, high, scale, 2.0**-20, None).open[0].tolist() == [due]
+            assert self.made(low, high, 2.0**-20, scale, None).open[0].tolist() == [False]
 
     def test_zeros(self) -> None:
         """Blocks of zeros cost nothing, but for what any order of float32 operations may underflow."""

@@ -14,9 +14,10 @@ from kernels.mx_moe import LAYERS, OWN
 from kernels.platform import Machine, use_machine
 from kernels.subjects import subjects
 from oracle.routines import get, profiles
-from oracle.routines.moe.block_layers import CONTRACTS
+from oracle.routines.moe import block_layers
 from oracle.truth.moe import Activation
 
+CONTRACTS = {name: contract for name, contract in block_layers.CONTRACTS.items() if contract.dispatched}
 with use_machine(Machine.described("cpu")):
     CPU = {s.contract: s for s in subjects() if s.contract in LAYERS}
 SOME = "cutlass_fused_moe_mxfp8"

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from oracle.errors import ShapeError
 from oracle.numbers.quantize import quantize
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines import data
@@ -53,7 +54,11 @@ def _inputs(case: Case) -> dict[str, Tensor]:
 
 
 def _codes(row: BlockPipeline, x: Tensor) -> dict[str, Tensor]:
-    """The input as codes and scale bytes, as a quantiser gives them."""
+    """The input as codes and scale bytes, as a quantiser gives them.
+
+    Raises ShapeError: a row is no multiple of a block."""
+    if x.shape[1] % row.width:
+        raise ShapeError(f"h={x.shape[1]} is no multiple of the {row.width} elements of a scale")
     level = torch.full((1,), TOP / 4, dtype=torch.float32, device="cpu") if row.leveled else None
     made = quantize(x, row.recipe, global_scale=level)
     if row.leveled:
