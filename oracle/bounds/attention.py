@@ -138,7 +138,8 @@ def _float32(problem: Attention, p: torch.dtype | None) -> Edges:
     lost = (lost + value.out_slack) * ROOM + ETA * (n + 8) * (1 + scale)
     # the row's maximum is among the weights: the sum is at least 1, and an error beyond half of it is no bound
     unbounded = (eps * (weights > 0)).amax(dim=1) > 0.5
-    return _edges(problem, value.out, lost, value.lse, _lse_error(eps, weights, value.lse, n + 2 * tiles), unbounded)
+    out = value.out.masked_fill(torch.isnan(values(problem.v)).any(dim=0), torch.nan)  # 0 times NaN, or no product
+    return _edges(problem, out, lost, value.lse, _lse_error(eps, weights, value.lse, n + 2 * tiles), unbounded)
 
 
 def _errors(problem: Attention, scores: Tensor, tiles: int, *, wide: bool) -> Tensor:

@@ -10,7 +10,8 @@ float64 sums, within ``D 2^-53 sum |q_k k_jk|``. All that follows is float64 ari
 ``slack`` bounds its error, with an exponential of at most one unit in the last place and the factor ``|y - max|`` that
 an error of the exponent has.
 
-NaN in a query or key, or an infinity, makes every row NaN whose window has it; NaN in ``v`` makes its column NaN.
+NaN in a query or key, or an infinity, makes every row NaN whose window has it; NaN in ``v`` makes its column NaN in
+these rows. In the others 0 times NaN may do so or not: the bounds leave the column open.
 Source: derived in this file; Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for the shift
 by the maximum. Not covered: dropout, soft caps, biases of positions.
 """
@@ -78,6 +79,12 @@ class Attention:
     def seen(self) -> Tensor:
         """Bool ``[R]``: rows that see a key."""
         return self.stop.clamp(max=self.k.shape[0]) > self.start.clamp(min=0)
+
+    def sees(self, bad: Tensor) -> Tensor:
+        """Bool ``[R, Dv]``: the columns in which a row sees a key that is ``bad``, bool ``[N, Dv]``."""
+        if not bool(bad.any()):
+            return torch.zeros((1, bad.shape[1]), dtype=torch.bool, device=bad.device)
+        return self.window().to(torch.float64) @ bad.to(torch.float64) > 0
 
     @property
     def codes(self) -> bool:
@@ -192,7 +199,7 @@ def _tile(problem: Attention) -> Value:
     moved = soft.error.nan_to_num(nan=0.0)
     lost = (moved.sum(dim=1) / divisor) + (problem.k.shape[0] + 8) * UNIT
     slack = (moved @ zero_nonfinite(v).abs()) / divisor[:, None] * scale.abs() + (size + out.abs()) * lost[:, None]
-    bad = torch.isnan(soft.weights).any(dim=1)[:, None] | torch.isnan(v).any(dim=0)[None, :]
+    bad = torch.isnan(soft.weights).any(dim=1)[:, None] | problem.sees(torch.isnan(v))
     seen = problem.seen()
     lse = torch.where(seen, soft.top + torch.log(divisor), torch.full_like(total, -torch.inf))
     out, lse = out.masked_fill(bad & seen[:, None], torch.nan), lse + 0.0 * total

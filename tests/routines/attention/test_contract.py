@@ -372,6 +372,41 @@ class TestSplits:
         assert statuses == [Status.PASSED, Status.FAILED]
 
 
+class TestUnseenNan:
+    """NaN in a value that no window holds: an H200's FlashAttention-3 in two splits does not read its tile."""
+
+    CASE = "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=1,n=300,h=4,g=2,d=64,v=64/window=9_30,splits=2/family=randn/seed=3"
+
+    @pytest.mark.parametrize("declared", ["sm90.fa3.tile", None])
+    def test_a_key_far_before_the_window(self, declared: str | None) -> None:
+        """The number passes, declared or not; NaN is what a kernel gives that multiplies all keys."""
+        case = cases.parse(self.CASE)
+        inputs, options = case.inputs(), case.call_options()
+        out = get("mha_fwd").predict(inputs, numerics="sm90.fa3.tile", **options)
+        values = inputs["v"].view(torch.uint8).clone()
+        values[1, 20, 0, 7] = 0x7F
+        inputs["v"] = values.view(E4M3)
+        truth = oracle.reference("mha_fwd", inputs, **options)["out"]
+        assert bool(torch.isfinite(truth).all())
+        spoilt = out["out"].clone()
+        spoilt[1, 0, 0, 7] = math.nan
+        right, nan = (
+            oracle.judge("mha_fwd", inputs, {**out, "out": x}, arch="sm90", numerics=declared, **options).status
+            for x in (out["out"], spoilt)
+        )
+        assert right is Status.PASSED
+        assert nan is (Status.FAILED if declared else Status.PASSED)
+
+    def test_a_key_of_the_window(self) -> None:
+        """The negative test: there the truth is NaN."""
+        case = cases.parse(self.CASE)
+        inputs, options = case.inputs(), case.call_options()
+        values = inputs["v"].view(torch.uint8).clone()
+        values[1, 295, 0, 7] = 0x7F
+        truth = oracle.reference("mha_fwd", inputs | {"v": values.view(E4M3)}, **options)["out"]
+        assert torch.isnan(truth).nonzero().tolist() == [[1, 0, head, 7] for head in (0, 1)]
+
+
 class TestWide:
     """16-bit queries: float32 of exact or rounded keys, P rounded to 16 bits or not."""
 
