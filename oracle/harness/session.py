@@ -115,10 +115,12 @@ class Session:
         """
         self.look_back()
         asked, lead, step = Call(self.contract, inputs, options), lead or {}, step or {}
-        due = {} if asked.optional_operands is None else self.contract.outputs(asked)
-        allocated = {name: out for name, out in due.items() if out.shape is not None}
+        written = asked.optional_operands is not None  # a kernel may write into memory that it is given
+        due = self.contract.outputs(asked) if written or len(self.contract.returns) > 1 else {}
+        allocated = {name: out for name, out in due.items() if written and out.shape is not None}
         absent = {spec.name for spec in self.contract.inputs if spec.optional} - inputs.keys()
-        optional = [name for name in self.contract.returns if name in absent or name in due and due[name].optional]
+        names = tuple(name for name in self.contract.returns if not due or name in due)  # of this call
+        optional = [name for name in names if (due[name].optional if due else name in absent)]
         supplied = (*inputs.items(), *(beside or {}).items())
         wanted = [Wanted.copy(name, t, lead=lead.get(name, 0), step=step.get(name, 1)) for name, t in supplied]
         wanted += [Wanted.fresh(name, out.shape or (), out.dtypes[0]) for name, out in allocated.items()]
@@ -138,8 +140,9 @@ class Session:
             "poison": poison,
             "mode": mode,
             "must": must,
-            "names": list(self.contract.returns),
+            "names": list(names),
             "optional": optional,
+            "others": len(self.contract.returns) - len(names),
             "options": {n: str(value) if isinstance(value, torch.dtype) else value for n, value in options.items()},
         }
         reply = self.worker.ask(request)
@@ -153,8 +156,8 @@ class Session:
             problem = replace(crashed(f"{CAUSES[reply.kind]}: {reason}"), frames=tuple(frames)) if offered else refused
             return Answer(problem=problem, hopeless=reply.kind in ("load", "signature"), hung=reply.kind == "hang")
         self.kernel_seconds += reply.seconds
-        names = tuple(name for name in self.contract.returns if name not in optional)
-        names = self.contract.returns if len(reply.outputs) != len(names) else names
+        needed = tuple(name for name in names if name not in optional)
+        names = needed if len(reply.outputs) == len(needed) else names
         claims = dict(zip(names, reply.outputs, strict=False))
         if len(claims) != len(names) or len(reply.outputs) != len(claims):
             return Answer(problem=crashed(f"{CAUSES['lost']}: a reply with {len(reply.outputs)} outputs"))
@@ -172,7 +175,7 @@ class Session:
         guards = [*(damage for result, _ in laid if (damage := result.damage())), *reply.text.splitlines()]
         changed = [result.name for result, old in before if result.changed(old)]
         self._last = [(result, result.snapshot()) for result, _ in laid[ends[1] :]]
-        late = tuple(self.contract.returns[i] for i in reply.late)
+        late = tuple(names[i] for i in reply.late)
         undeclared, disturbed = self._undeclared(asked, outputs, facts), reply.disturbed
         seen = (outputs, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
         return Answer(*seen, late=late, disturbed=disturbed)

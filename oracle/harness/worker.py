@@ -247,7 +247,11 @@ class Server:
         """The outputs of one call by name."""
         tensors = {name: g.tensor for name, g in inputs.items()}
         return _named(
-            self._run(tensors, options, outputs, request["must"]), outputs, request["names"], request["optional"]
+            self._run(tensors, options, outputs, request["must"]),
+            outputs,
+            request["names"],
+            request["optional"],
+            request["others"],
         )
 
     def _run(
@@ -353,9 +357,11 @@ def takes(kernel: Callable[..., Any], name: str) -> bool:
     return any(p.name == name or (name != "out" and p.kind is p.VAR_KEYWORD) for p in parameters)
 
 
-def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str], optional: Sequence[str]) -> dict[str, Tensor]:
+def _named(
+    result: Any, outputs: Mapping[str, Guarded], names: list[str], optional: Sequence[str], others: int
+) -> dict[str, Tensor]:
     """The outputs of a call by name, in the order of ``names``; without the ``optional`` ones that it does not return,
-    or returns as None."""
+    or returns as None. A tuple may have a None for each of the ``others``, outputs of other calls of the contract."""
     if result is None and outputs:
         return {name: g.tensor for name, g in outputs.items()}
     if isinstance(result, Tensor):
@@ -366,6 +372,9 @@ def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str], option
         if missing:
             raise Refused(f"the result lacks {', '.join(missing)}; it holds {', '.join(map(str, result)) or 'nothing'}")
         result = tuple(result[name] for name in names)
+    if isinstance(result, tuple | list) and others and len(result) == len(names) + others:
+        given = tuple(x for x in result if x is not None)
+        result = given if len(given) == len(names) else result
     if isinstance(result, tuple | list) and len(result) == len(names):
         left = [(n, x) for n, x in zip(names, result, strict=True) if x is not None or n not in optional]
         names, result = [n for n, _ in left], tuple(x for _, x in left)
