@@ -56,7 +56,7 @@ class _Ready:
 def stand_ins() -> Iterator[None]:
     """A process with one H200, DeepGEMM and Triton, of which every library call does nothing."""
     triton, library = types.ModuleType("triton"), types.ModuleType("deep_gemm")
-    triton.__dict__.update(__version__=fast_triton.RELEASES[-1], knobs=_Knobs)
+    triton.__dict__.update(__version__=fast_triton.COMPILED[-1], knobs=_Knobs)
     library.__dict__.update(
         __version__="0.1.4.post1", fp8_gemm_nt=launched, _C=types.SimpleNamespace(fp8_fp4_gemm_nt=launched)
     )

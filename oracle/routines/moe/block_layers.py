@@ -354,6 +354,7 @@ def _registered(row: BlockPipeline) -> type[BlockLayerContract]:
             "options": tuple(o for o in options_of(row) if o.name != "apply_router_weight_on_input"),
             "numerics": row.numerics,
             "dispatched": row.dispatched,
+            "production": BlockLayerContract.production if row.dispatched else "",
         },
     )
     register(contract)

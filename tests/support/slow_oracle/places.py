@@ -52,6 +52,29 @@ def rotated(first: Array, second: Array, gated: bool) -> dict[str, Codes]:
     return {"gemm1_weights": take(first, order), "gemm2_weights": take(second, fragments(second.shape[1]))}
 
 
+def eights(rows: int) -> list[int]:
+    """Eight rows of the first half, then eight of the second."""
+    order = []
+    for start in range(0, rows // 2, 8):
+        order += [*range(start, start + 8), *range(rows // 2 + start, rows // 2 + start + 8)]
+    return order
+
+
+def warps(rows: int) -> list[int]:
+    """Of 128 rows the first of each run of 32, then the second of each."""
+    return [start + 32 * run + at for start in range(0, rows, 128) for at in range(32) for run in range(4)]
+
+
+def fused_experts(l1: Array, l1_sf: Array, l2: Array, l2_sf: Array, words: bool) -> dict[str, Codes]:
+    """The weights of DeepGEMM's fused layer of experts; ``words`` of scales are placed too."""
+    turned = eights(l1.shape[1])
+    first, second = l1_sf.codes, l2_sf.codes
+    if words:
+        first = take(l1_sf, [turned[r] for r in warps(l1_sf.shape[1])])
+        second = take(l2_sf, warps(l2_sf.shape[1]))
+    return {"l1": take(l1, turned), "l1_sf": first, "l2": l2.codes, "l2_sf": second}
+
+
 def padded(w13: Array, w2: Array, gated: bool) -> dict[str, Array]:
     """The intermediate size to a multiple of 16 with zeros, the up half in its own place."""
     experts, h, i = w2.shape

@@ -366,6 +366,14 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": lambda i, o: places.rotated(
         i["gemm1_weights"], i["gemm2_weights"], bool(o["is_gated"])
     ),
+    "transform_weights_for_mega_moe": lambda i, o: places.fused_experts(i["l1"], i["l1_sf"], i["l2"], i["l2_sf"], True),
+    "transform_weights_for_mega_moe_sm90": lambda i, o: places.fused_experts(
+        i["l1"], i["l1_sf"], i["l2"], i["l2_sf"], False
+    ),
+    "pack_ue8m0_to_int": lambda i, o: places.packed_exponents(i["x"]),
+    "unpack_ue8m0_from_int": lambda i, o: [
+        (word >> 8 * byte & 0xFF) << 23 for word in i["packed_sf"].codes for byte in range(4)
+    ],
     "align_fp8_moe_weights_for_fi": _aligned,
     "prepare_fp8_moe_layer_for_fi": _prepared,
     "align": _named(lambda x, y: min(v for v in range(x, x + y) if v % y == 0), "x", "y"),
