@@ -37,15 +37,18 @@ STEP = 16
 """Rows of the smallest tile of a product, and the divisor on which Triton specialises."""
 RESIDUES = (1, 2, 4, 8, 13, 14, 16)
 """Rows modulo :data:`STEP`, one of each class: of 13 and 14, which differ in their multiples, ``align(M, 4)`` is 16."""
+MOST = 1 << 20
+"""Rows: sixteen times the 65,536 tokens that engines batch at most."""
 
 
 @exported
 def rows_to_warm_up(most: int) -> tuple[int, ...]:
     """Numbers of rows up to ``most`` whose calls compile what any call with 1 to ``most`` rows needs.
 
-    Raises OptionError: ``most`` is no positive integer.
+    Raises OptionError: ``most`` is no positive integer, or above 2^20, sixteen times the largest batch of an engine.
     """
-    checks.positive("most", most)
+    if checks.positive("most", most) > MOST:
+        raise OptionError(f"most={most} is above {MOST}; pass the numbers of rows that occur")
     classes = (start + rows for start in range(0, most, STEP) for rows in (range(1, 17) if start == 0 else RESIDUES))
     return tuple(dict.fromkeys((*(rows for rows in classes if rows <= most), most)))
 
@@ -99,12 +102,16 @@ def warm_up(call: Callable[[int], object], rows: int | Iterable[int], *, tune: b
     Raises
     ------
     OptionError
-        ``rows`` are no positive integers, or a CUDA graph is being captured.
+        ``call`` is no function, ``rows`` are no positive integers, or a CUDA graph is being captured.
     NoBackendError
         A backend failed and nothing may take its place, or nothing else serves; the reason is among those it lists.
     Exception
         What ``call`` raises where no backend failed.
     """
+    if not callable(call):
+        raise OptionError(f"call must be a function of a number of rows, not {shown(call)}")
+    if not isinstance(rows, Iterable | int):
+        raise OptionError(f"rows must be a positive integer or several of them, not {shown(rows)}")
     numbers = rows_to_warm_up(rows) if isinstance(rows, int) else tuple(checks.positive("rows", m) for m in rows)
     on_gpu = torch.cuda.is_available()
     if on_gpu and torch.cuda.is_current_stream_capturing():

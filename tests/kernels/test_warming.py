@@ -56,6 +56,15 @@ class TestRows:
         monkeypatch.setattr("kernels.warming.RESIDUES", tuple(r for r in RESIDUES if r != left_out))
         assert {kind(m) for m in range(1, 96)} != {kind(m) for m in rows_to_warm_up(95)}
 
+    def test_more_rows_than_any_batch_has(self) -> None:
+        with pytest.raises(OptionError, match="above 1048576"):
+            rows_to_warm_up(1 << 40)
+
+    @pytest.mark.parametrize(("call", "rows", "said"), [(None, 4, "call must be"), (print, None, "rows must be")])
+    def test_what_cannot_be_warmed_up(self, call: Any, rows: Any, said: str) -> None:
+        with pytest.raises(OptionError, match=said):
+            kernels.warm_up(call, rows)
+
     @pytest.mark.parametrize("most", [0, -1, True, 2.0, None])
     def test_what_is_no_number_of_rows_is_refused(self, most: Any) -> None:
         with pytest.raises(OptionError, match="most must be a positive integer"):
