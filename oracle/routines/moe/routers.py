@@ -22,6 +22,7 @@ taken where a logit is NaN or infinite under groups.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,6 +189,41 @@ def _options(row: Row) -> tuple[OptionSpec, ...]:
     return tuple(found)
 
 
+def _method(name: str) -> str:
+    """A routing method in words; no tensor, so no NaN."""
+    facts = METHODS[name]
+    by = "the logit" if facts.get("choose_by_logit") else "score and bias" if name in routing.BIASED else "the score"
+    total = "their sum and 1e-20" if facts.get("epsilon") else "their sum"
+    divided = f", divided by {total}" if facts.get("renormalise") else ""
+    on_input = ", and they multiply the input" if facts.get("on_input") else ""
+    score = facts.get("scoring", Scoring.SIGMOID)
+    return f"{name}: experts by {by}, weights of the {str(score).removeprefix('the ')}{divided}{on_input}."
+
+
+def _text(row: Row) -> str:
+    """What the page of a row says: score, choice, weight, padding; NaN is named where it is replaced."""
+    facts = row.facts
+    guarded, epsilon = bool(facts.get("nan_is_zero")), facts.get("epsilon", 0.0)
+    lines = [f"The score of a logit l is {row.scored}{', 0 where that is NaN' if guarded else ''}."]
+    if row.methods:
+        lines = [_method(name) for name in METHODS]
+    if row.groups:
+        lines.append("A group counts as much as its two largest choices; experts are taken of the groups that remain.")
+    if not row.methods:
+        lines.append("Experts are those of the largest choices: score and bias.")
+        divisor = (
+            f"sum of the token's weights and {epsilon:g}"
+            if epsilon
+            else "sum of the token's weights, by 1 where it is 0"
+        )
+        when = "with renormalize divided by the" if row.asks else "divided by the"
+        lines.append(f"The weight is the score without the bias, {when} {divisor}, then times the factor.")
+        lines.append("So weights of a token whose scores are all 0 are 0, not NaN.")
+    if row.padded:
+        lines.append("A row of padding has the ids -1; nothing is claimed of its weights.")
+    return textwrap.fill(" ".join(lines), 116)
+
+
 def _registered(row: Row) -> type[LibraryRouting]:
     body = {
         "name": row.name,
@@ -196,7 +232,7 @@ def _registered(row: Row) -> type[LibraryRouting]:
         "source": row.source,
         "inputs": _inputs(row),
         "options": _options(row),
-        "__doc__": f"The score of a logit l is {row.scored}; experts are those of the largest scores, with the bias.",
+        "__doc__": _text(row),
         "__module__": __name__,
     }
     contract: type[LibraryRouting] = type(f"Routing_{row.name}", (LibraryRouting,), body)
