@@ -19,7 +19,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "limit": ("0.5", "7.03"),  # 7.03 is no value of bfloat16 or float16
     "alpha": ("1.702", "0.5"),
     "beta": ("1", "-0.3"),
-    "linear": ("0", "1.5"),
+    "linear": ("0", "1.5", "-1.5"),
 }
 """Of each parameter values beside the default."""
 FAMILIES = ("randn", "heavy", "ties", "special", "nan", "outlier")
