@@ -270,8 +270,9 @@ def gated_span(gate: Span, up: Span | None, steps: moe.Steps) -> Span:
             up = Span(
                 torch.minimum(up.low, moe.nearest(up.low, fmt)), torch.maximum(up.high, moe.nearest(up.high, fmt))
             )
-        # a product of two stored values is exact before it is rounded
-        s = product_span(s, up_span(up, formula), exact=each and is_exact(formula))
+        # a product of two stored values is exact before it is rounded; a limit may be no stored value
+        stored = steps.limit is None or float(moe.nearest(up.low.new_tensor(steps.limit), fmt)) == steps.limit
+        s = product_span(s, up_span(up, formula), exact=each and stored and is_exact(formula))
     return Span(moe.nearest(s.low, into), moe.nearest(s.high, into))
 
 

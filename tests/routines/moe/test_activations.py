@@ -189,6 +189,22 @@ class TestKernels:
             assert not get("silu_and_mul_with_clamp").judge({"x": x}, out, arch="cpu", limit=7.03).status.is_failure
         assert get("silu_and_mul_with_clamp").judge({"x": x}, out * 1.01, arch="cpu", limit=7.03).status.is_failure
 
+    def test_a_product_with_a_limit_is_rounded_twice(self) -> None:
+        """150/2^14 times 7.03 lies halfway between two float16 values once it is rounded to float32."""
+        case = cases.parse(
+            "silu_and_mul_with_clamp/f16/-/m=17,i=127/limit=7.03,alpha=1.702/x:pitch/family=randn/seed=1"
+        )
+        inputs, options = case.inputs(), case.call_options()
+        gate, up = inputs["x"].float().chunk(2, dim=-1)
+        gate = gate.clamp(max=7.03).half().float()
+        y = (gate / (1 + torch.exp(-1.702 * gate))).half()
+        out = (y.float() * up.clamp(-7.03, 7.03)).half()
+        assert float(y[0, 97]) == -150 / 2**14 and float(up[0, 97]) < -7.03
+        judged = get("silu_and_mul_with_clamp").judge(inputs, out, arch="cpu", **options)
+        assert judged.status is Status.PASSED
+        ends = get("silu_and_mul_with_clamp").judge(inputs, out * 1.002, arch="cpu", **options)
+        assert ends.status is Status.FAILED
+
     def test_rows_of_no_expert_here_are_free(self) -> None:
         contract, x = get("swiglu_limit_func"), torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
         inputs = {"x": x, "topk_ids": torch.tensor([0, -1, 1]), "expert_map": torch.tensor([0, -1])}
