@@ -23,7 +23,7 @@ from torch import Tensor
 from ..config import current_config
 from ..errors import MissingPackageError, NoBackendError
 from ..records import Machine, Problem, vllm_libraries
-from ..support import BLOCKS, TIGHT_MX
+from ..support import BLACKWELL, BLOCKS, TIGHT_MX
 from ._host import dense, on_its_device
 from .declaration import Backend, Blocks, Product
 
@@ -34,6 +34,8 @@ FP8_MAX = 448.0
 FP4 = "cutlass_scaled_fp4_mm"
 CHAINS = {"nvfp4_product": "chain_nvf4", "nvfp4_tight": "chain_nvf4", "mxfp4_tight": "chain_mxf4"}
 """The schedule of one chain over K, by operation; its arch goes before it."""
+UNSTATED = ("linear", "block_linear", "grouped_scaled", BLOCKS)
+"""Products of FP8, for whose kernels on Blackwell no source states an order of sums."""
 SWAP_ROWS = 64
 """Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
 
@@ -64,8 +66,9 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 
 def numerics(p: Problem, machine: Machine) -> str:
-    """Of FP4 products: one chain over K, whatever M is (their kernels differ in tiles, not in a schedule of tiles)."""
-    if p.op == BLOCKS:
+    """Of FP4 products: one chain over K, whatever M is (their kernels differ in tiles, not in a schedule of tiles).
+    Of the others on Blackwell: bounds, since no source states an order."""
+    if p.op in UNSTATED and machine.sm in BLACKWELL:
         return "bounds only: the order of its sums is not stated"
     base = f"sm{100 if machine.sm // 10 == 10 else 120}"
     return f"{base}.{CHAINS[p.op]}" if p.op in CHAINS else ""

@@ -28,6 +28,7 @@ from ..config import current_config
 from ..fast import flashinfer as direct
 from ..fast.flashinfer import Run
 from ..records import Machine, Problem
+from ..support import BLACKWELL
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
 from .declaration import Backend, OfHeads, States
@@ -139,6 +140,13 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, scales: OfHeads, dtype: torch.dtype
     return out, lse
 
 
+def numerics(p: Problem, machine: Machine) -> str:
+    """On Blackwell: neither cuBLASLt nor TensorRT-LLM's kernels state an order of sums."""
+    if machine.sm not in BLACKWELL:
+        return ""
+    return f"bounds only: {'cuBLASLt' if p.op == 'bmm' else 'TensorRT-LLM'}'s order of sums is not stated"
+
+
 def missing(p: Problem, machine: Machine) -> str | None:
     """A release may lack a routine."""
     homes = {"moe_trtllm": "fused_moe", "moe_cutlass": "fused_moe", "attention_prefill": "prefill"}
@@ -152,6 +160,7 @@ BACKEND = Backend(
     kernel=kernel,
     steps=steps,
     missing=missing,
+    numerics=numerics,
     blockscale_sm90=blockscale_sm90,
     bmm=bmm,
     moe_trtllm=moe_trtllm,

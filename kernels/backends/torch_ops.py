@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..platform import Machine, current_machine
 from ..records import Problem
-from ..support import DENSE_MX, ROWWISE_CPU, TIGHT_MX, rowwise_cublas
+from ..support import BLACKWELL, DENSE_MX, ROWWISE_CPU, TIGHT_MX, rowwise_cublas
 from ._host import dense, no_autocast_no_grad, pitched
 from .declaration import Backend, Product
 
@@ -257,10 +257,12 @@ def tight(p: Product) -> None:
 
 
 def numerics(p: Problem, machine: Machine) -> str:
-    """Of block-scaled codes: neither cuBLASLt nor MSLK states an order of sums."""
+    """On Blackwell: neither cuBLASLt, nor MSLK, nor torch's own CUTLASS kernels state an order of sums."""
     if p.op in TIGHT_MX:
         return "bounds only: MSLK's order of sums is not stated"
-    return "bounds only: cuBLASLt's order of sums is not stated" if p.op in DENSE_MX else ""
+    if p.op in DENSE_MX or p.op == "block_linear" and machine.sm in BLACKWELL:
+        return "bounds only: cuBLASLt's order of sums is not stated"
+    return "bounds only: the order of its sums is not stated" if machine.sm in BLACKWELL else ""
 
 
 BACKEND = Backend(
