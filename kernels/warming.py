@@ -133,9 +133,9 @@ def _attempt(call: Callable[[int], object], m: int) -> None:
             return
         except (KernelError, torch.OutOfMemoryError):
             raise
-        except Exception:
+        except Exception:  # a library raises classes of its own; raised below unless a backend is to blame
             known = len(now.failures)
-            with context.use(calls=Counter()), contextlib.suppress(Exception):
+            with context.use(calls=Counter()), contextlib.suppress(Exception):  # the same error again
                 call(m)  # traced, to learn which backend it is that fails
             if len(now.failures) == known:
                 raise

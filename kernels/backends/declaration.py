@@ -490,7 +490,7 @@ def traced(
                     return function(*operands, **options)
                 except (KernelError, torch.OutOfMemoryError):
                     raise
-                except Exception as error:
+                except Exception as error:  # any class of a library; noted, then raised
                     failed(error)
                     raise
 

@@ -330,7 +330,7 @@ def _constants(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def _words(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if x.dtype == torch.int64 and x.numel() > 0:
-        flat = x.contiguous().flatten().view(torch.int32)[: x.numel()]
+        flat = x.clone(memory_format=torch.contiguous_format).flatten().view(torch.int32)[: x.numel()]
         result = flat.to(torch.int64).reshape(x.shape)
         yield (WORDS, result)
         if spec.kind is Kind.SLOTS and x.dim() == 1:

@@ -174,7 +174,7 @@ def _run(step: Step, folder: Path, seconds: float) -> Ran:
             status = DONE if code in step.ends else FAILED
         except subprocess.TimeoutExpired:  # said in its row; what it has written so far stays
             process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # killed below
                 process.wait(GRACE)
             with contextlib.suppress(ProcessLookupError):  # the whole group has ended
                 os.killpg(process.pid, signal.SIGKILL)

@@ -506,7 +506,7 @@ def pack_kv_cache(k: Tensor, k_scale: Tensor) -> Tensor:
     if k.dim() != 3 or tuple(k_scale.shape) != tuple(k.shape[:2]):
         raise ShapeError(f"k {list(k.shape)} and k_scale {list(k_scale.shape)}: pass [blocks, P, D] and [blocks, P]")
     blocks, tokens, d = k.shape
-    codes, scales = (x.contiguous().view(torch.uint8).flatten(1) for x in (k, k_scale))
+    codes, scales = (x.clone(memory_format=torch.contiguous_format).view(torch.uint8).flatten(1) for x in (k, k_scale))
     return torch.cat([codes, scales], dim=1).reshape(blocks, tokens, 1, d + SCALE_BYTES)
 
 

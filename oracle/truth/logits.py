@@ -225,7 +225,8 @@ def from_pages(
 def words(scale: Tensor, depth: int) -> Tensor:
     """E8M0 scales ``[.., D / 32]`` out of words ``scale`` ``[..]`` of four bytes, the first block in the lowest byte;
     bytes are moved unchanged."""
-    return scale.contiguous().view(torch.uint8).reshape(*scale.shape, 4)[..., : ceil_div(depth, BLOCK)].view(E8M0)
+    stored = scale.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return stored.reshape(*scale.shape, 4)[..., : ceil_div(depth, BLOCK)].view(E8M0)
 
 
 def nibbles(packed: Tensor) -> Tensor:

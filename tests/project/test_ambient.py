@@ -87,14 +87,18 @@ def tagged(x: Tensor) -> Tensor:
 
 
 def negated(x: Tensor) -> Tensor:
-    """The same values behind a pending negation, where torch has one."""
-    return torch._neg_view(-x) if x.is_floating_point() and x.element_size() > 1 else x
+    """The same bits behind a pending negation, where torch has one; negating twice keeps no payload of a NaN."""
+    if not x.is_floating_point() or x.element_size() == 1 or bool(x.isnan().any()):
+        return x
+    return torch._neg_view(-x)
 
 
 def strided(x: Tensor) -> Tensor:
-    """The same values with every second element of a larger memory."""
+    """The same values with every second element of a larger memory, in the order of the given one."""
     if x.dim() == 0:
         return x
+    if x.dim() > 1 and x.mT.is_contiguous() and not x.is_contiguous():
+        return strided(x.mT).mT
     memory = torch.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)
     bits = codes_of(memory) if x.is_floating_point() else memory
     bits[..., ::2] = codes_of(x) if x.is_floating_point() else x

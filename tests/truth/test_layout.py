@@ -20,7 +20,7 @@ from oracle.numbers.formats import E4M3FN, E4M3FNUZ, codes_of, decode
 from oracle.routines.base import Output, get
 from oracle.routines.layouts import contract as contracts
 from oracle.routines.layouts import shards as shard_contracts
-from oracle.truth import layout, shards
+from oracle.truth import layout, logits, shards
 from oracle.verdict.compare import Status, Verdict
 
 assert contracts and shard_contracts  # imported for their registration
@@ -152,6 +152,13 @@ class TestColumnMajor:
         x = torch.ones(5, 5)
         made = layout.get_col_major_tma_aligned_tensor(x)
         assert judge("get_col_major_tma_aligned_tensor", {"scale": x}, made).status is Status.MISTRUSTED
+
+    def test_one_column(self) -> None:
+        """Its second stride says nothing; its bytes are those of a row-major one."""
+        k, scale = codes(5, 1, 16), floats(5, 1)
+        by_columns = torch.empty_strided((5, 1), (1, 8)).copy_(scale)
+        assert torch.equal(layout.pack_kv_cache(k, by_columns), layout.pack_kv_cache(k, scale))
+        assert torch.equal(raw(logits.words(by_columns, 128)), raw(logits.words(scale, 128)))
 
 
 class TestPackedUe8m0:

@@ -97,7 +97,8 @@ def _words(call: Call, x: Tensor) -> Tensor:
     """The 32-bit words of 64-bit integers, as many as there are integers."""
     if x.dtype != torch.int64:
         return x
-    return x.contiguous().view(torch.int32).flatten()[: x.numel()].reshape(x.shape).to(torch.int64)
+    words = x.clone(memory_format=torch.contiguous_format).view(torch.int32).flatten()
+    return words[: x.numel()].reshape(x.shape).to(torch.int64)
 
 
 def _without(gone: Callable[[Call, Tensor], Tensor]) -> Read:

@@ -456,7 +456,7 @@ def _scale_bytes(scale: Tensor, recipe: Recipe) -> Tensor:
     if recipe.scale_format is ScaleFormat.E4M3:
         narrow = torch.float8_e4m3fn
         return codes_of(to_dtype(decode(scale), narrow, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE))
-    return scale.contiguous().view(torch.uint8).reshape(scale.shape[0], -1)
+    return scale.clone(memory_format=torch.contiguous_format).view(torch.uint8).reshape(scale.shape[0], -1)
 
 
 def _inside(call: Call, piece: Quantised) -> Call:

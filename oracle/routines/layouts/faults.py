@@ -646,7 +646,7 @@ def _into_the_group_before(call: Call, out: Tensor) -> Tensor:
 
 def _of_two_bytes(x: Tensor, pairs: list[tuple[int, int, int]], out: Tensor) -> Tensor:
     """Rows (first, count, place) of float32 moved as rows of so many bfloat16."""
-    columns, words = x.shape[1], x.contiguous().view(torch.bfloat16).flatten()
+    columns, words = x.shape[1], x.clone(memory_format=torch.contiguous_format).view(torch.bfloat16).flatten()
     wrong = torch.zeros_like(out).view(torch.bfloat16).flatten()
     for first, count, place in pairs:
         wrong[place * columns : (place + count) * columns] = words[first * columns : (first + count) * columns]

@@ -44,11 +44,23 @@ def by_warps(rows: int) -> Tensor:
     return tile * LANES * WARPS + place % WARPS * LANES + place // WARPS
 
 
+def _inputs(scales: str, dtypes: tuple[torch.dtype, ...], *rows: str) -> tuple[TensorSpec, ...]:
+    """Codes of both weights with their scales, whose axes of rows have these letters."""
+    first, second = rows
+    return (
+        TensorSpec("l1", Kind.CODES, CODES, ("G", "R", "K"), "codes of gate rows, then up rows"),
+        TensorSpec("l1_sf", Kind.SCALES, dtypes, ("G", first, "C"), scales),
+        TensorSpec("l2", Kind.CODES, CODES, ("G", "H", "L"), "codes of the down projection"),
+        TensorSpec("l2_sf", Kind.SCALES, dtypes, ("G", second, "D"), scales),
+    )
+
+
 class MegaWeights(LayoutContract):
     """Rows of ``l1`` ``[G, 2 I, .]`` are gate rows, then up rows. Row ``16 b + j`` of the output is gate row
     ``8 b + j`` for ``j < 8``, else up row ``8 b + j - 8``. ``I`` is a multiple of 8."""
 
     returns = ("l1", "l1_sf", "l2", "l2_sf")
+    shapes: ClassVar[dict[str, str]] = {name: f"that of the input {name}" for name in returns}
     gpu = True
     dispatched = False
 
@@ -65,13 +77,7 @@ class TransformWeights(MegaWeights):
     name = "transform_weights_for_mega_moe"
     summary = "weights and packed scales of a layer of experts as DeepGEMM's fused kernel of sm100 reads them"
     source = "DeepGEMM deep_gemm/mega/__init__.py transform_weights_for_mega_moe, _transpose_sf_for_utccp"
-    inputs = (
-        TensorSpec("l1", Kind.CODES, CODES, ("G", "R", "K"), "codes of gate rows, then up rows"),
-        TensorSpec("l1_sf", Kind.SCALES, WORDS, ("G", "R", "C"), "their scales, four exponents a word"),
-        TensorSpec("l2", Kind.CODES, CODES, ("G", "H", "L"), "codes of the down projection"),
-        TensorSpec("l2_sf", Kind.SCALES, WORDS, ("G", "H", "D"), "their scales, four exponents a word"),
-    )
-    shapes: ClassVar[dict[str, str]] = {name: f"that of the input {name}" for name in MegaWeights.returns}
+    inputs = _inputs("their scales, four exponents a word", WORDS, "R", "H")
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         super().refuse(inputs, options)
@@ -97,13 +103,7 @@ class TransformWeightsSm90(MegaWeights):
     name = "transform_weights_for_mega_moe_sm90"
     summary = "weights of a layer of experts as DeepGEMM's fused kernel of sm90 reads them"
     source = "DeepGEMM deep_gemm/__init__.py transform_weights_for_mega_moe_sm90"
-    inputs = (
-        TensorSpec("l1", Kind.CODES, CODES, ("G", "R", "K"), "codes of gate rows, then up rows"),
-        TensorSpec("l1_sf", Kind.SCALES, F32, ("G", "A", "C"), "their scales"),
-        TensorSpec("l2", Kind.CODES, CODES, ("G", "H", "L"), "codes of the down projection"),
-        TensorSpec("l2_sf", Kind.SCALES, F32, ("G", "B", "D"), "their scales"),
-    )
-    shapes: ClassVar[dict[str, str]] = {name: f"that of the input {name}" for name in MegaWeights.returns}
+    inputs = _inputs("their scales", F32, "A", "B")
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         outputs = {name: inputs[name] for name in self.returns}
@@ -153,5 +153,6 @@ class UnpackUe8m0(LayoutContract):
     shapes: ClassVar[dict[str, str]] = {"out": "[M, 4 C], float32"}
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
-        exponents = inputs["packed_sf"].contiguous().view(torch.uint8).to(torch.int32)
+        words = inputs["packed_sf"].clone(memory_format=torch.contiguous_format)  # of one column, whatever its strides
+        exponents = words.view(torch.uint8).to(torch.int32)
         return {"out": (exponents << 23).view(torch.float32)}

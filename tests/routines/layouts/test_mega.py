@@ -84,6 +84,13 @@ class TestWords:
         back = get("unpack_ue8m0_from_int").reference({"packed_sf": packed})
         assert torch.equal(back.view(torch.int32), x.view(torch.int32))
 
+    def test_one_column_of_words(self) -> None:
+        """Torch calls a column whose rows follow one another contiguous, whatever its second stride."""
+        packed = torch.arange(5, dtype=torch.int32)[:, None]
+        by_columns = torch.empty_strided((5, 1), (1, 8), dtype=torch.int32).copy_(packed)
+        unpack = get("unpack_ue8m0_from_int").reference
+        assert torch.equal(unpack({"packed_sf": by_columns}), unpack({"packed_sf": packed}))
+
     @pytest.mark.parametrize("bad", [3.0, -1.0, float("nan")])
     def test_what_is_no_power_of_two(self, bad: float) -> None:
         x = torch.ones(1, 4)
