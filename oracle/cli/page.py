@@ -35,7 +35,7 @@ from oracle.numbers.quantize import WIDE, Quantized, quantize, suits
 from oracle.numbers.recipe_table import recipes
 from oracle.numbers.recipes import CodeFormula, CodeRounding, NanAmax, PowerOfTwo, Recipe, ScaleFormula
 from oracle.routines import Contract, profiles, registered
-from oracle.routines.base import Call, OptionSpec, TensorSpec
+from oracle.routines.base import Call, OptionSpec, Out, TensorSpec
 from oracle.routines.case import Case
 from oracle.routines.options import word
 from oracle.routines.traits import Kind
@@ -182,7 +182,8 @@ def _input(spec: TensorSpec) -> str:
 def _option(option: OptionSpec) -> str:
     listed = option.choices or option.names
     choices = f" (of {', '.join(str(word(c)) for c in listed)})" if listed else ""
-    return f"  option {option.name}={word(option.default)}{choices}: {option.doc}"
+    declared = "; a kernel without this parameter is judged under None" if option.declares else ""
+    return f"  option {option.name}={word(option.default)}{choices}: {option.doc}{declared}"
 
 
 # --- outputs --------------------------------------------------------------------------------------------------
@@ -237,9 +238,9 @@ def _outputs(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
         for (option, value), these in others.items():
             due = [(call, contract.outputs(call).get(name)) for call in these]
             changed = []
-            if any(out is None for _, out in due):
+            if all(out is None for _, out in due):
                 changed.append("not returned")
-            elif name not in contract.shapes and len(these) >= FEW_CALLS:
+            elif all(out is not None for _, out in due) and name not in contract.shapes and len(these) >= FEW_CALLS:
                 other = _formula(name, these, [_shape_of(call, name) for call in these])
                 changed += [other] if other != shape and " for " not in other else []
             here = [(known.get(id(call.inputs)), out.dtypes) for call, out in due if out is not None]
@@ -247,6 +248,19 @@ def _outputs(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
                 changed.append(_dtypes(these, [out.dtypes for _, out in due if out is not None]))
             if changed:
                 yield f"    with {option}={word(value)}: {', '.join(changed)}"
+        yield from _left_out(name, contract, every)
+
+
+def _left_out(name: str, contract: Contract, calls: Sequence[tuple[Call, Mapping[str, Out]]]) -> Iterator[str]:
+    """The optional inputs, given or not, and the default options with which no call returns the output."""
+    words = {}
+    for spec in contract.inputs:
+        words[f"with {spec.name}"] = [name in due for call, due in calls if spec.name in call.inputs]
+        words[f"without {spec.name}"] = [name in due for call, due in calls if spec.name not in call.inputs]
+    for option in (option for option in contract.options if option.choices):
+        usual = [name in due for call, due in calls if call.resolved[option.name] == option.default]
+        words[f"with {option.name}={word(option.default)}"] = usual
+    yield from (f"    {when}: not returned" for when, returned in words.items() if returned and not any(returned))
 
 
 def _shape_of(call: Call, name: str) -> tuple[int, ...]:

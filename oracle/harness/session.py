@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -179,6 +180,13 @@ class Session:
         undeclared, disturbed = self._undeclared(asked, outputs, facts), reply.disturbed
         seen = (outputs, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
         return Answer(*seen, late=late, disturbed=disturbed)
+
+    @cached_property
+    def undeclared(self) -> frozenset[str]:
+        """The options that say what a kernel does and that this one has no parameter for: it is judged without them."""
+        names = [spec.name for spec in self.contract.options if spec.declares]
+        reply = self.worker.ask({"op": "lacks", "names": names}) if names else None
+        return frozenset(reply.text.split()) if reply is not None and reply.ok else frozenset()
 
     def look_back(self) -> None:
         """Note in ``late`` the outputs of the last call that have changed since it was answered."""

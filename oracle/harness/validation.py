@@ -470,7 +470,7 @@ def _asked_ahead(
             continue
         told.runs(str(case))
         progress.call(str(case))
-        inputs, options = _asked(case)
+        inputs, options = _asked(session, case)
         must = None if not case.changes else [name for name in case.changed if name in inputs or name in options]
         answer = session.call(inputs, options, lead=case.pitches, must=must)
         reach.saw(case, _refused(answer))
@@ -529,7 +529,7 @@ def _refused(answer: Answer) -> str | None:
 
 def _probe(session: Session, case: Case, results: list[Finding], told: Told) -> str | None:
     """Why the kernel refuses a case that asks for its domain; what is wrong with an answer is found."""
-    inputs, options = _asked(case)
+    inputs, options = _asked(session, case)
     answer = session.call(inputs, options)
     watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
     numbers = session.numbers(str(case), inputs, options, answer)
@@ -539,10 +539,11 @@ def _probe(session: Session, case: Case, results: list[Finding], told: Told) -> 
     return _refused(answer)
 
 
-def _asked(case: Case) -> tuple[Mapping[str, Tensor], dict[str, object]]:
-    """Inputs, with NaN in the rows that the contract leaves unspecified, and options of a case."""
+def _asked(session: Session, case: Case) -> tuple[Mapping[str, Tensor], dict[str, object]]:
+    """Inputs, with NaN in the rows that the contract leaves unspecified, and options of a case, but for what the kernel
+    does not declare."""
     call = Call(get(case.contract), case.inputs(), case.call_options())
-    return poisoned(call), case.call_options()
+    return poisoned(call), {n: value for n, value in call.options.items() if n not in session.undeclared}
 
 
 def _watched(
@@ -554,7 +555,7 @@ def _watched(
     watching: _Watching,
 ) -> Iterator[Finding | watches.Note]:
     """The watches that make calls of their own, one after the other until the time is over or the kernel hangs."""
-    other, required = _asked(replace(case, seed=case.seed + 1)), watching.required
+    other, required = _asked(calls.session, replace(case, seed=case.seed + 1)), watching.required
     beside = watches.alike(inputs, other[0])
     for watch in (
         watches.repeats(calls, inputs, options, other),
@@ -608,7 +609,7 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
         call = call_file.read(wrong.case, made=False)
         asked, options = call.inputs, dict(call.options)
     else:
-        asked, options = _asked(cases.parse(wrong.case))
+        asked, options = _asked(session, cases.parse(wrong.case))
 
     def fails(inputs: Mapping[str, Tensor]) -> bool:
         """Whether these inputs fail too, and by the same faults where an explanation was found."""

@@ -87,6 +87,7 @@ class Server:
                 "probe": self.probe,
                 "load": self.load,
                 "code": self.code,
+                "lacks": self.lacks,
                 "call": self.call,
             }
             return operations[request["op"]](request)
@@ -131,6 +132,11 @@ class Server:
     def code(self, request: Mapping[str, Any]) -> Reply:
         """A digest of the code that importing the kernel reached."""
         return Reply("ok", code_reached(request["targets"], request["but"]))
+
+    def lacks(self, request: Mapping[str, Any]) -> Reply:
+        """The names that the kernel has no parameter for, one a line; none where an adapter calls it."""
+        assert self.kernel is not None
+        return Reply("ok", "\n".join(n for n in request["names"] if self.adapter is None and not takes(self.kernel, n)))
 
     def call(self, request: Mapping[str, Any]) -> Reply:
         """One call between guard zones; a result that does not lie in an output of the parent goes into the room."""

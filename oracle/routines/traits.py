@@ -74,7 +74,9 @@ class TensorSpec:
 class OptionSpec:
     """One option: its default and, where they are few, the values it admits.
 
-    ``choices=None``: any number, or with ``names`` one of these, of which the cases have few.
+    ``choices=None``: any number, or with ``names`` one of these, of which the cases have few. ``declares``: the value
+    says which of several right things the kernel does, and None admits all of them; a kernel without the parameter is
+    judged under None.
     """
 
     name: str
@@ -82,6 +84,7 @@ class OptionSpec:
     choices: tuple[object, ...] | None
     doc: str
     names: tuple[str, ...] = ()
+    declares: bool = False
 
 
 class Stated:

@@ -273,7 +273,8 @@ class FlooredQuantiser(Int8Quantiser):
 @register
 class PerTokenQuantInt8(FlooredQuantiser):
     """One scale for each row: ``s = max(amax, 1e-10) / 127``, ``q = round(x / s)``, ties away from zero, or of
-    ``x * (127 / amax)``."""
+    ``x * (127 / amax)``, the quotient rounded once (in torch ``torch.div(127, amax)``: its ``127 / amax`` is
+    ``127 * (1 / amax)``)."""
 
     name = "per_token_quant_int8"
     summary = "int8 codes by ties away from zero, one scale for each row"

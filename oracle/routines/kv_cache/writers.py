@@ -484,6 +484,7 @@ class ConcatAndCacheDsMla(Padded, RowsOfTiles):
             (None, False, True),
             "scales rounded up to powers of two, at least 1e-4, as vLLM writes them since PR 49435 (July 2026); False: "
             "amax/448, as releases before; None admits either",
+            declares=True,
         ),
     )
     returns = memory = ("kv_cache",)

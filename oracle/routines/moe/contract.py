@@ -269,6 +269,7 @@ class MoeFp8(Contract):
             None,
             (None, *(c.name for c in WAYS)),
             "how the experts' outputs are weighted, stored and added; None admits any one",
+            declares=True,
         ),
     )
     numerics = BLOCK_NUMERICS
@@ -571,7 +572,13 @@ class TensorMoe(Contract):
     )
     options = (
         OptionSpec("ep_rank", 0, None, "this rank; its first expert is ep_rank * E"),
-        OptionSpec("weight_dtype", None, (None, *KEPT), "dtype in which the routing weight is kept; None: either"),
+        OptionSpec(
+            "weight_dtype",
+            None,
+            (None, *KEPT),
+            "dtype in which the routing weight is kept; None: either",
+            declares=True,
+        ),
     )
     numerics = NUMERICS
     golden_arches = ("cpu", "sm100")

@@ -326,7 +326,7 @@ def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
     specs = [OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)")]
     if len(row.ways) > 1:
         names = tuple(way.name for way in row.ways)
-        specs.append(OptionSpec("combine", None, (None, *names), _combining(row)))
+        specs.append(OptionSpec("combine", None, (None, *names), _combining(row), declares=True))
     if row.on_input:
         doc = "weights, in its dtype, multiply the input instead, rounded to it; every weight of the sum is then 1"
         specs.append(OptionSpec("apply_router_weight_on_input", False, (False, True), doc))
@@ -337,7 +337,9 @@ def options_of(row: Pipeline) -> tuple[OptionSpec, ...]:
             OptionSpec("n_group", 1, None, "groups of experts (DeepSeekV3)"),
             OptionSpec("topk_group", 1, None, "groups that remain (DeepSeekV3)"),
             OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights (DeepSeekV3)"),
-            OptionSpec("weight_dtype", None, (None, *KEPT), "dtype in which weights are kept; None: either"),
+            OptionSpec(
+                "weight_dtype", None, (None, *KEPT), "dtype in which weights are kept; None: either", declares=True
+            ),
         ]
     return tuple(specs)
 
