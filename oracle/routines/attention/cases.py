@@ -296,7 +296,8 @@ def _mla_options(case: Case) -> dict[str, object]:
 
 
 def _merge(case: Case) -> dict[str, Tensor]:
-    """Log-sum-exps around each other; of option ``none`` some rows have no keys in one state or both: -inf or inf."""
+    """Log-sum-exps around each other; of option ``none`` some rows have no keys in one state or both: -inf, and
+    inf in the second state, or the first."""
     m, h, d = case["m"], case["h"], case["d"]
     names, heads_first = MERGED[case.contract]
     inputs: dict[str, Tensor] = {}
@@ -309,8 +310,11 @@ def _merge(case: Case) -> dict[str, Tensor]:
         inputs[output] = x.to(case.operand_dtypes[0])
         s = torch.from_numpy(sums).to(torch.float32)
         if case.option("none"):
+            above = 0 if case.option("none") == "first" else 1  # the state that has +inf too
             rows = torch.from_numpy(case.stream(f"none of {lse}").integers(0, 4, (m, h)))
-            s = s.masked_fill(rows == 0, -torch.inf).masked_fill(rows == 1, torch.inf if number else -torch.inf)
+            s = s.masked_fill(rows == 0, -torch.inf).masked_fill(
+                rows == 1, torch.inf if number == above else -torch.inf
+            )
             inputs[output][torch.isinf(s)] = 7.0
         inputs[lse] = s.t().contiguous() if heads_first else s
     if case.out_dtype is torch.float8_e4m3fn:
@@ -396,13 +400,13 @@ GRAMMARS = {
     ),
     "merge_attn_states": Grammar(
         ("m", "h", "d"), ("bf16xbf16-bf16", "f16xf16-f16", "f32xf32-f32", "bf16xbf16-e4m3"), ("row",),
-        ("randn", "far", "ones"), _merge, _merge_options, {"none": ("1",), "context": ("7", "3", "0")},
+        ("randn", "far", "ones"), _merge, _merge_options, {"none": ("1", "first"), "context": ("7", "3", "0")},
         listed=_ids, shapes=("m=9,h=4,d=64", "m=1,h=3,d=128", "m=33,h=2,d=40"),
     ),
     **{
         name: Grammar(
             ("m", "h", "d"), ("bf16xbf16-bf16", "f16xf16-f16", "f32xf32-f32"), ("row",), ("randn", "far", "ones"),
-            _merge, _merge_options, {"none": ("1",)},
+            _merge, _merge_options, {"none": ("1", "first")},
             listed=_ids, shapes=("m=9,h=4,d=64", "m=1,h=3,d=128", "m=33,h=2,d=40"),
         )
         for name in ("merge_state_v2", "merge_state")

@@ -658,9 +658,12 @@ def _padded_as_halves(call: Call, out: Tensor) -> Tensor:
     return _of_two_bytes(call.inputs["x"], pairs, out)
 
 
+def _starts_given(call: Call) -> Tensor:
+    return call.inputs["padded_group_start_offsets"]
+
+
 def _unpadded_as_halves(call: Call, out: Tensor) -> Tensor:
-    starts = call.inputs["padded_group_start_offsets"].tolist()
-    pairs = [(start, e - b, b) for (b, e), start in zip(_spans(call), starts, strict=True)]
+    pairs = [(start, e - b, b) for (b, e), start in zip(_spans(call), _starts_given(call).tolist(), strict=True)]
     return _of_two_bytes(call.inputs["padded"], pairs, out)
 
 
@@ -757,12 +760,19 @@ fault(
     write=entry("out", lambda call, out: call.inputs["padded"][: len(out)].clone()),
     same_if="no padding lies between the groups",
 )
+
+
+def _next_within(call: Call) -> bool:
+    rows = len(call.inputs["padded"])
+    return all(start + e - b <= rows for (b, e), start in zip(_spans(call), _starts_given(call).roll(-1), strict=True))
+
+
 fault(
     "rows of a group from the start of the next",
     INDEX,
     seen="sglang PR 28418",
     on=of_class(groups.UnpadTokenGroups),
-    needs=many,
+    needs=both(many, need(_next_within, "rows of a group from the start of the next end behind the memory")),
     read=entry("padded_group_start_offsets", lambda starts: starts.roll(-1)),
     same_if="one group has all rows",
 )

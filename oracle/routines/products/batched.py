@@ -104,7 +104,9 @@ class GroupedMmFp8(Runs):
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         A,
         EXPERTS,
-        TensorSpec("m_indptr", Kind.OFFSETS, INTEGERS, ("P",), "first row of each expert, and the end of the last"),
+        TensorSpec(
+            "m_indptr", Kind.OFFSETS, INTEGERS, ("P",), "first row of each expert, 0 first, and the end of the last"
+        ),
         TensorSpec("alpha", Kind.ALPHA, F32, ("1",), "factor of the whole output"),
     )
     unit: ClassVar[int] = 1
