@@ -155,6 +155,9 @@ def changed(
     first: dict[str, Tensor] | None = None
     for way in itertools.product(*ways):
         tensors = {**present, **dict(way)}
+        if len(ways) and patterns and not _takes(contract, tensors, call):
+            first = tensors if first is None else first
+            continue  # of such a call no pattern can be made
         for spec, pattern in patterns:
             tensors |= pattern.make(Input(spec, Call(contract, tensors, call))) if spec.name in tensors else {}
         tensors |= {name: shape(tensors[name]) for name, shape in shaped if name in tensors}

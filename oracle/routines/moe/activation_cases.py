@@ -33,11 +33,12 @@ def _inputs(case: Case) -> dict[str, Tensor]:
         inputs["x"] = inputs["x"] * 4  # a limit is reached, and is not
     if not row.rows:
         return inputs
-    drawn = torch.from_numpy(case.stream("topk_ids").integers(-1, 6, (m,)))
+    experts = 300 if case.option("ids") == "many" else 6
+    drawn = torch.from_numpy(case.stream("topk_ids").integers(-1, experts, (m,)))
     drawn[0] = 1  # the map keeps it
     inputs["topk_ids"] = drawn.to(torch.int32)
     if case.option("map") == "1":
-        place = torch.arange(6, dtype=torch.int32, device="cpu")
+        place = torch.arange(experts, dtype=torch.int32, device="cpu")
         inputs["expert_map"] = torch.where(place % 2 == 1, place // 2, -1)
     return inputs
 
@@ -63,7 +64,8 @@ def _listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
 
 
 def _grammar(row: Row) -> Grammar:
-    words = {name: VALUES[of] for name, (of, _) in row.options.items()} | ({"map": ("1",)} if row.rows else {})
+    words = {name: VALUES[of] for name, (of, _) in row.options.items()}
+    words |= {"map": ("1",), "ids": ("many",)} if row.rows else {}
     return Grammar(("m", "i"), ("bf16", "f16", "f32"), ("-",), FAMILIES, _inputs, _call, words, listed=_listed)
 
 

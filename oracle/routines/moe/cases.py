@@ -3,6 +3,7 @@ measure, the unit scale."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -56,7 +57,7 @@ def _library_routing(case: Case) -> dict[str, Tensor]:
 
 
 def _library_options(case: Case) -> dict[str, object]:
-    row, groups = ROUTERS[case.contract], int(case.option("groups") or 1)
+    row, groups = ROUTERS[case.contract], math.gcd(int(case.option("groups") or 1), case["e"])
     found: dict[str, object] = {"top_k": case["k"]}
     if row.methods:
         found["routing_method"] = case.option("method") or GROUPED
@@ -74,7 +75,7 @@ def _library_grammar(row: Row) -> Grammar:
     if row.padded:
         options["padding"] = ("1",)
     if row.groups:
-        options["groups"] = ("4",)
+        options["groups"] = ("4", "16")
     if row.methods:
         options["method"] = tuple(name for name in METHODS if name != GROUPED)
     if row.asks:
@@ -112,7 +113,7 @@ def _library_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]
 
 
 def _routing_options(case: Case) -> dict[str, object]:
-    groups = int(case.option("groups") or 1)
+    groups = math.gcd(int(case.option("groups") or 1), case["e"])
     return {
         "router": case.option("router") or "deepseek_v3",
         "top_k": case["k"],
@@ -339,7 +340,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         ("randn",),
         _routing,
         _routing_options,
-        {"router": ("llama4", "softmax"), "groups": ("4",), "bias": ("1",), "renormalize": ("1",)},
+        {"router": ("llama4", "softmax"), "groups": ("4", "16"), "bias": ("1",), "renormalize": ("1",)},
         shapes=("t=1,e=8,k=1", "t=40,e=32,k=4"),
         extra_options=({"routed_scaling_factor": 2.5}, {"num_expert_group": 4, "topk_group": 2, "top_k": 2}),
     ),

@@ -78,7 +78,8 @@ def poisoned(scale: Tensor, layout: str) -> Tensor:
 
 
 def _codes(case: Case) -> dict[str, Tensor]:
-    """Codes of any value; scale bytes of a family: ``randn`` ordinary ones, ``codes`` every byte of the format."""
+    """Codes of any value; scale bytes of a family: ``randn`` ordinary ones, ``codes`` every byte of the format, of
+    E4M3 without its sign, and ``signed`` with it."""
     (dtype,) = (torch.uint8,) if case.dtypes == "e2m1" else case.operand_dtypes
     two_levels, m, k = case.contract.startswith("nvfp4"), case["m"], case["k"]
     width = k // 2 if dtype is torch.uint8 else k
@@ -88,6 +89,8 @@ def _codes(case: Case) -> dict[str, Tensor]:
     low, high = (
         ((0, 0x80) if two_levels else (0, 0x100))
         if case.family == "codes"
+        else (0, 0x100)
+        if case.family == "signed"
         else ((0x28, 0x58), (112, 142))[not two_levels]
     )
     shape = (m, k // (16 if two_levels else 32))
@@ -142,7 +145,9 @@ _PLAIN: Mapping[str, Grammar] = {
         _MK, ("e4m3-f32", "e5m2-f32"), ("1x32",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids,
     ),
     "mxfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x32",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
-    "nvfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x16",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
+    "nvfp4_dequantize": Grammar(
+        _MK, ("e2m1",), ("1x16",), ("randn", "codes", "signed"), _codes, _layout, _TILES, listed=_ids,
+    ),
 }  # fmt: skip  # a table, one row a line
 # Two tiles of 128 rows of scales, two of four blocks.
 CORNER = ("m=160,k=160",)
