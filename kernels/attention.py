@@ -167,11 +167,11 @@ def mha_fwd(
     factor = _scale("softmax_scale", softmax_scale, depth)
     device = checks.same_device(q=q, k=k, v=v, seqused_k=seqused_k, page_table=pages, s_aux=s_aux, **scales)
     if is_compiling():
-        made: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.mha_fwd(
+        outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.mha_fwd(
             q, k, v, q_descale, k_descale, v_descale, seqused_k, pages, s_aux, softmax_scale, is_causal,
             window_size_left, window_size_right, num_splits, check,
         )  # fmt: skip  # the operands, then the options
-        return made
+        return outputs
     run = route("attention", device, ("head_dim", depth), ("n", width))
     longest = keys * (1 if pages is None else pages.shape[1])
     if checks.wanted(check, device):
@@ -257,10 +257,10 @@ def single_prefill_with_kv_cache(
     factor = _scale("sm_scale", sm_scale, depth)
     device = checks.same_device(q=q, k=k, v=v, scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
     if is_compiling():
-        made: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.single_prefill_with_kv_cache(
+        outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.single_prefill_with_kv_cache(
             q, k, v, scale_q, scale_k, scale_v, o_dtype, causal, sm_scale
         )
-        return made
+        return outputs
     run = route("attention_prefill", device, ("head_dim", depth), ("out_dtype", dtype_name(o_dtype)))
     if 0 in (queries, keys):
         out, lse = _prefill_fake(q, k, v, None, None, None, o_dtype)
@@ -323,10 +323,10 @@ def flash_mla_with_kvcache(
     factor = _scale("softmax_scale", softmax_scale, depth)
     device = checks.same_device(q=q, k_cache=k_cache, indices=indices, attn_sink=attn_sink)
     if is_compiling():
-        made: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.flash_mla_with_kvcache(
+        outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.flash_mla_with_kvcache(
             q, k_cache, indices, attn_sink, softmax_scale, check
         )
-        return made
+        return outputs
     run = route("attention_latent", device, ("heads", heads), ("k", count))
     slots = caches * size
     if checks.wanted(check, device) and indices.numel():

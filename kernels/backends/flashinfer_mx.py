@@ -241,20 +241,20 @@ def moe_blocks(
         dense(scale).view(experts, -(-w.shape[1] // TILE_ROWS) * TILE_ROWS, -1).view(torch.int32)
         for w, scale in zip(weights, scales, strict=True)
     ]
-    given: dict[str, Any] = {"input": dense(x)}
+    arguments: dict[str, Any] = {"input": dense(x)}
     if op == "moe_nvfp4":
         assert globals_[0] is not None and globals_[1] is not None, "checked"
         order = [globals_[0].contiguous(), words[0], alphas[0], globals_[1].contiguous(), words[1], alphas[1]]
     else:
-        given |= {"input_sf": x_scale, "use_mxfp8_act_scaling": True}
+        arguments |= {"input_sf": x_scale, "use_mxfp8_act_scaling": True}
         order = [words[0], alphas[0], words[1], alphas[1]]
     if gates is not None:
         names = ("swiglu_alpha", "swiglu_beta", "swiglu_limit")
-        given |= {name: column.contiguous() for name, column in zip(names, gates.unbind(1), strict=True)}
+        arguments |= {name: column.contiguous() for name, column in zip(names, gates.unbind(1), strict=True)}
     out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     with ONE_CALL:
         library("flashinfer.fused_moe").cutlass_fused_moe(
-            **given,
+            **arguments,
             token_selected_experts=local.to(torch.int32).contiguous(),
             token_final_scales=dense(topk_weights),
             fc1_expert_weights=dense(weights[0]).view(torch.int64) if four else dense(weights[0]),

@@ -56,12 +56,12 @@ def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | No
     whole, lies = dense(torch.nn.functional.pad(x, (0, columns - x.shape[1]))), _layout(layout)
     with ONE_CALL:
         if eight_bits:
-            made = library().mxfp8_quantize(whole, layout != "linear", backend=CUDA, sf_swizzle_layout=lies)
+            outputs = library().mxfp8_quantize(whole, layout != "linear", backend=CUDA, sf_swizzle_layout=lies)
         elif global_scale is None:
-            made = library().mxfp4_quantize(whole, backend=CUDA, sfLayout=lies)
+            outputs = library().mxfp4_quantize(whole, backend=CUDA, sfLayout=lies)
         else:
-            made = library().nvfp4_quantize(whole, global_scale.reshape(1), lies, backend=CUDA, nvfp4_4over6=None)
-    q, scale = made
+            outputs = library().nvfp4_quantize(whole, global_scale.reshape(1), lies, backend=CUDA, nvfp4_4over6=None)
+    q, scale = outputs
     memory = scale.view(torch.uint8).reshape(-1)
     codes = q.view(torch.float8_e4m3fn if eight_bits else torch.uint8)
     return codes, memory.view(x.shape[0], -1) if layout == "linear" else memory

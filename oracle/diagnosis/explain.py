@@ -243,10 +243,10 @@ def explain_verdict(
 
 
 def _or_other_call(
-    call: Call, given: Mapping[str, Tensor], verdict: Verdict, numerics: str | None, names: tuple[str, ...]
+    call: Call, outputs: Mapping[str, Tensor], verdict: Verdict, numerics: str | None, names: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The change of the call for which the output is right, before the ``names`` of what may be another reason."""
-    text = taken_otherwise(call, given, verdict, numerics)
+    text = taken_otherwise(call, outputs, verdict, numerics)
     return names if text is None else (text,)
 
 
@@ -624,13 +624,13 @@ def _one_value(failure: FailingOutput) -> list[str]:
 # --- quantisers, logits and other whole outputs -------------------------------------------------------------
 
 
-def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
+def _of_whole_outputs(asked: Call, outputs: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
     """Every fault on the whole call; outputs are compared tensor by tensor."""
     call = replace(asked, beyond=Beyond.UNKNOWN)
-    if "out" in given and call.resolved.get("out_dtype", given["out"].dtype) is None:
-        call = replace(call, options={**call.options, "out_dtype": given["out"].dtype})
-    base, right = _closest_recipe(call, given)
-    bad, width = _refused(call, given, right, numerics)
+    if "out" in outputs and call.resolved.get("out_dtype", outputs["out"].dtype) is None:
+        call = replace(call, options={**call.options, "out_dtype": outputs["out"].dtype})
+    base, right = _closest_recipe(call, outputs)
+    bad, width = _refused(call, outputs, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
     results, most, tried = list[Explanation](), 0, 0
     for fault in faults_of(call.contract.name):
@@ -638,33 +638,33 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
             continue
         tried += 1
         predicted = by_name(run(call, *base, fault))
-        if any(predicted[name].shape != given[name].shape for name in given):
+        if any(predicted[name].shape != outputs[name].shape for name in outputs):
             continue
-        same = {name: agree(given[name], predicted[name]) for name in given}
-        changed = {name: ~agree(predicted[name], right[name]) for name in given}
-        explained = sum(int((bad[name] & same[name] & changed[name]).sum()) for name in given)
+        same = {name: agree(outputs[name], predicted[name]) for name in outputs}
+        changed = {name: ~agree(predicted[name], right[name]) for name in outputs}
+        explained = sum(int((bad[name] & same[name] & changed[name]).sum()) for name in outputs)
         if width is not None:
-            near = {name: mask | _within(given[name], predicted[name], width[name]) for name, mask in same.items()}
+            near = {name: mask | _within(outputs[name], predicted[name], width[name]) for name, mask in same.items()}
             far = {n: mask | ~_within(predicted[n], right[n], FAR * width[n]) for n, mask in same.items()}
-            told = sum(int((bad[name] & near[name] & far[name] & changed[name]).sum()) for name in given)
+            told = sum(int((bad[name] & near[name] & far[name] & changed[name]).sum()) for name in outputs)
             exact = sum(int(mask.sum()) for mask in same.values())
             if told >= EXACT * failing:
                 if exact < most:
                     continue
                 most, same = exact, near
-                explained = sum(int((bad[name] & same[name]).sum()) for name in given)
-        contradicted = sum(int((~same[name] & (changed[name] | bad[name])).sum()) for name in given)
+                explained = sum(int((bad[name] & same[name]).sum()) for name in outputs)
+        contradicted = sum(int((~same[name] & (changed[name] | bad[name])).sum()) for name in outputs)
         counts = explained, failing, total, contradicted
         if explained > contradicted:
             results.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
-    if not any(speaks(x) for x in given.values()) or _evidence(call, given, bad) < needed(tried):
+    if not any(speaks(x) for x in outputs.values()) or _evidence(call, outputs, bad) < needed(tried):
         results = []
     seen = tuple(place(mask, output=name) for name, mask in bad.items())
     several, words = len(bad) > 1, list[str]()
     for name, mask in bad.items():
-        ordered = (call.contract.in_order(call, name, x) for x in (given[name], right[name], mask))
-        copied = _copied(call, given[name], mask)
+        ordered = (call.contract.in_order(call, name, x) for x in (outputs[name], right[name], mask))
+        copied = _copied(call, outputs[name], mask)
         text = [*copied, *observed(*ordered, near=width is not None, paged=call.contract.paged(name))]
         if copied:
             text = [one for one in text if not one.startswith(UNLIKE)]
@@ -672,7 +672,7 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor], numerics: str | 
     return Diagnosis(failing, total, where, ranked(results)[:SHOWN], places=seen, observed=tuple(words))
 
 
-def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:
+def _evidence(call: Call, outputs: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:
     """How much a candidate must know to reproduce what fails, in bits: which elements do, which of the values found
     there each has, and of each of these that is no power of two its fraction, ``WIDE`` bits at most; of the output of
     which that is the least. Codes that fail with their scale tell nothing new."""
@@ -692,25 +692,25 @@ def _evidence(call: Call, given: Mapping[str, Tensor], bad: Mapping[str, Tensor]
     results = []
     for name, mask in bad.items():
         if bool(mask.any()):
-            x, where = (call.contract.in_order(call, name, y) for y in (given[name], mask))
+            x, where = (call.contract.in_order(call, name, y) for y in (outputs[name], mask))
             results.append(bits(x.view(scales) if name == "scale" and x.dtype is torch.uint8 else x, where))
     return min(results, default=0.0)
 
 
-def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:
-    """The right output with the most bits of ``given``, and what gives it: of a quantiser's admitted recipes, one that
-    is not the call's own, as a change of it (nothing for its own and for other contracts)."""
+def _closest_recipe(call: Call, outputs: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:
+    """The right output with the most bits of ``outputs``, and what gives it: of a quantiser's admitted recipes, one
+    that is not the call's own, as a change of it (nothing for its own and for other contracts)."""
 
-    def equal(made: Mapping[str, Tensor]) -> int:
-        return sum(int(agree(given[name], made[name]).sum()) for name in made)
+    def equal(predicted: Mapping[str, Tensor]) -> int:
+        return sum(int(agree(outputs[name], predicted[name]).sum()) for name in predicted)
 
     best: tuple[Fault, ...] = ()
     right, name, operands = by_name(run(call)), call.contract.name, call.optional_operands
     for recipe in operands.recipes[1:] if operands is not None else ():
         other = with_recipe(recipe, name)
-        made = by_name(run(call, other))
-        if equal(made) > equal(right):
-            best, right = (other,), made
+        predicted = by_name(run(call, other))
+        if equal(predicted) > equal(right):
+            best, right = (other,), predicted
     return best, right
 
 
@@ -721,23 +721,23 @@ def with_recipe(recipe: Recipe, contract: str) -> Fault:
 
 
 def _refused(
-    call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor], numerics: str | None
+    call: Call, outputs: Mapping[str, Tensor], right: Mapping[str, Tensor], numerics: str | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
     """The elements that fail: those that differ from ``right``. Of a quantiser those that the judgement refuses too,
     a code only where it is wrong for the published scale and for the right one; of a contract without operands those
     outside the ranges of its first alternative, where ``right`` is one of several right results. These come with how
     far right results lie apart, by element, which is None for the others."""
-    wrong = {name: ~agree(given[name], right[name]) for name in right}
-    bad, width = call.contract.refused(call, given, right), None
+    wrong = {name: ~agree(outputs[name], right[name]) for name in right}
+    bad, width = call.contract.refused(call, outputs, right), None
     if bad is None and call.optional_operands is None:
         first = call.contract.admissible(call, numerics)[0]
         ranges = first.ranges(call.contract.expected(call)) or {}
         if isinstance(first, Bits):
-            return {name: bits_of(given[name]) != bits_of(right[name]) for name in right}, None
+            return {name: bits_of(outputs[name]) != bits_of(right[name]) for name in right}, None
         width = {name: _two_steps(right[name]) for name in wrong}
         if set(ranges) >= set(wrong):
             bounds = {name: bounds_of(ranges[name], "", wrong[name].device) for name in wrong}
-            bad = {name: _outside_of(bounds[name], given[name]) for name in wrong}
+            bad = {name: _outside_of(bounds[name], outputs[name]) for name in wrong}
             width |= {name: _apart(b) for name, b in bounds.items() if b.low.shape == width[name].shape}
     if bad is None or any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
         return wrong, width

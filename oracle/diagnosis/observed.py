@@ -275,11 +275,11 @@ def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Ite
         yield f"in the failing elements alone {loose}"
 
 
-def _as_good_as(made: Tensor, wanted: Tensor) -> Tensor:
-    """Elements of ``made`` that are ``wanted``: equal integers, or numbers about as large."""
-    same = made == wanted
-    if made.is_floating_point():
-        same |= torch.isfinite(wanted) & ((made - wanted).abs() <= CLOSE * wanted.abs())
+def _as_good_as(actual: Tensor, wanted: Tensor) -> Tensor:
+    """Elements of ``actual`` that are ``wanted``: equal integers, or numbers about as large."""
+    same = actual == wanted
+    if actual.is_floating_point():
+        same |= torch.isfinite(wanted) & ((actual - wanted).abs() <= CLOSE * wanted.abs())
     return same
 
 

@@ -500,15 +500,15 @@ def _indices(spec: TensorSpec, x: Tensor, *, late: bool) -> Iterator[tuple[str, 
             yield f"{text}{of}", picked(x, axis, at)
 
 
-def _same(made: Tensor, own: Tensor) -> bool:
+def _same(other: Tensor, own: Tensor) -> bool:
     """Whether two tensors have one shape and the same values."""
-    if made.shape != own.shape:
+    if other.shape != own.shape:
         return False
-    if made.dtype != own.dtype:
-        return _same_values(made, own)
-    made, own = made.flatten(), own.flatten()
+    if other.dtype != own.dtype:
+        return _same_values(other, own)
+    other, own = other.flatten(), own.flatten()
     for start, end in ((0, COMPARED), (COMPARED, None)):
-        pair = made[start:end], own[start:end]
+        pair = other[start:end], own[start:end]
         at = places(torch.ne(*map(bits_of, pair)))
         if any(not _same_values(*(picked(x, 0, some) for x in pair)) for some in (at[:FEW], at[FEW:]) if len(some)):
             return False

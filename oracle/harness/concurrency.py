@@ -75,11 +75,11 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
 
     start = threading.Barrier(THREADS, action=begin)
 
-    def compare(made: Mapping[str, Tensor], called: Call) -> None:
+    def compare(outputs: Mapping[str, Tensor], called: Call) -> None:
         nonlocal farthest
-        if not _same(made, alone[called]) and (distance := _distance(made, alone[called])) > farthest[0]:
+        if not _same(outputs, alone[called]) and (distance := _distance(outputs, alone[called])) > farthest[0]:
             with lock:
-                farthest = max(farthest, (distance, made, called is other), key=lambda result: result[0])
+                farthest = max(farthest, (distance, outputs, called is other), key=lambda result: result[0])
 
     def repeat(called: Call) -> None:
         try:
@@ -126,11 +126,11 @@ def _start(thread: threading.Thread) -> None:
         raise ProcessError(str(error)) from None
 
 
-def _same(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
+def _same(outputs: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
     """Whether all outputs have the same bits."""
     return all(
         x.shape == y.shape and x.dtype == y.dtype and torch.equal(bytes_of(x), bytes_of(y))
-        for x, y in ((made[name], alone[name]) for name in alone)
+        for x, y in ((outputs[name], alone[name]) for name in alone)
     )
 
 
@@ -140,11 +140,11 @@ def bytes_of(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
-def _distance(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> float:
+def _distance(outputs: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> float:
     """The largest difference of two elements; inf where one of them is NaN, or where shapes or dtypes differ."""
     largest = 0.0
     for name, y in alone.items():
-        x = made[name]
+        x = outputs[name]
         if x.shape != y.shape or x.dtype != y.dtype:
             return math.inf
         left, right = x.to(torch.float64), y.to(torch.float64)

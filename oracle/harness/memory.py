@@ -195,10 +195,10 @@ def opened(name: str, spec: Mapping[str, Any], shared: mmap.mmap) -> Guarded:
     return _between(name, buffer, shape, stride, dtype)
 
 
-def carried(made: Guarded, device: str) -> Guarded:
+def carried(buffer: Guarded, device: str) -> Guarded:
     """The same bytes on a GPU, guard zones included."""
-    shape, stride = tuple(made.tensor.shape), made.tensor.stride()
-    return _between(made.name, made.buffer.to(device), shape, stride, made.tensor.dtype)
+    shape, stride = tuple(buffer.tensor.shape), buffer.tensor.stride()
+    return _between(buffer.name, buffer.buffer.to(device), shape, stride, buffer.tensor.dtype)
 
 
 def exported(buffer: Tensor) -> list[object]:

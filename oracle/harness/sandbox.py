@@ -89,12 +89,12 @@ def steps(search: Sequence[str], kernel: str, device: str, folder: str) -> list[
     return [*result, ["bind", folder, PLACE]]
 
 
-def bubblewrap(made: Sequence[Sequence[str]], command: Sequence[str], folder: str, *, program: str) -> list[str]:
+def bubblewrap(mounts: Sequence[Sequence[str]], command: Sequence[str], folder: str, *, program: str) -> list[str]:
     """The command line that runs ``command`` in the sandbox of these steps through ``bwrap``, which is ``program``."""
     words = [program, "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--tmpfs", "/tmp", "--proc", "/proc"]
     words += ["--tmpfs", "/dev/shm", "--tmpfs", "/run/tmp"]
     hidden = []
-    for step, path, *rest in made:
+    for step, path, *rest in mounts:
         if step == "link":
             words += ["--symlink", rest[0], path]
         elif step == "hide":
@@ -154,14 +154,14 @@ def plan(
     variables: Mapping[str, str],
     folder: str,
     name: str | None,
-    made: Sequence[Sequence[str]],
+    mounts: Sequence[Sequence[str]],
     root: str,
 ) -> dict[str, object]:
     """The plan of a launcher without its descriptors; ``name`` is the means of the sandbox, None for none."""
     if name == "bwrap":
-        command = bubblewrap(made, command, folder, program=shutil.which("bwrap") or "bwrap")
+        command = bubblewrap(mounts, command, folder, program=shutil.which("bwrap") or "bwrap")
         folder = "/"
-    inside = made if name == "namespaces" else None
+    inside = mounts if name == "namespaces" else None
     return {"command": list(command), "environment": dict(variables), "folder": folder, "sandbox": inside, "root": root}
 
 

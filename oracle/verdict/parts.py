@@ -255,12 +255,12 @@ def compared(known: Sequence[ExactPart], intervals: Sequence[Interval], output: 
     return compare(output, Admissible(low, high, expected, specified=specified, open=open_))
 
 
-def banded(parts: Sequence[Part], found: Verdict) -> Verdict:
+def banded(parts: Sequence[Part], verdict: Verdict) -> Verdict:
     """The verdict with the rows at which each part begins, for the lines of a picture."""
     starts = sorted(int(part.rows[0]) for part in parts if part.rows is not None and part.rows.numel())
-    if found.evidence is None or len(starts) < 2:
-        return found
-    return replace(found, evidence=replace(found.evidence, bands=tuple(starts)))
+    if verdict.evidence is None or len(starts) < 2:
+        return verdict
+    return replace(verdict, evidence=replace(verdict.evidence, bands=tuple(starts)))
 
 
 def specified_of(parts: Sequence[Part], output: Tensor) -> Tensor | None:

@@ -200,9 +200,9 @@ def blocks(factor: Tensor, length: int) -> Blocks:
 # --- drawing ------------------------------------------------------------------------------------------------
 
 
-def draw(pictures: Sequence[Picture], said: str, *, path: str | os.PathLike[str] | None, dark: bool) -> Figure:
-    """A heat map and a histogram of every picture, under ``said``."""
-    with _figure(said, 3.9 * len(pictures), path, dark) as figure:
+def draw(pictures: Sequence[Picture], heading: str, *, path: str | os.PathLike[str] | None, dark: bool) -> Figure:
+    """A heat map and a histogram of every picture, under ``heading``."""
+    with _figure(heading, 3.9 * len(pictures), path, dark) as figure:
         grid = figure.subplots(len(pictures), 2, squeeze=False, width_ratios=(1, 1))
         for row, seen in zip(grid, pictures, strict=True):
             _heat_map(row[0], seen, dark)
@@ -215,7 +215,7 @@ def draw_diagnosis(
     factors: Blocks | None,
     bars: Sequence[tuple[str, float, str]],
     findings: Sequence[str],
-    said: str,
+    heading: str,
     *,
     path: str | os.PathLike[str] | None,
     dark: bool,
@@ -226,7 +226,7 @@ def draw_diagnosis(
     """
     wide = len(places) + (factors is not None)
     wrapped = [line for text in findings for line in textwrap.wrap(f"• {text}", 165, subsequent_indent="  ")]
-    with _figure(said, 4.2 + 0.42 * max(1, min(BARS, len(bars))) + 0.17 * len(wrapped), path, dark) as figure:
+    with _figure(heading, 4.2 + 0.42 * max(1, min(BARS, len(bars))) + 0.17 * len(wrapped), path, dark) as figure:
         ratios = (3.4, 0.5 + 0.42 * max(1, min(BARS, len(bars))))
         top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
         axes = top.subplots(1, max(1, wide), squeeze=False)[0]
@@ -243,8 +243,8 @@ def draw_diagnosis(
 
 
 @contextmanager
-def _figure(said: str, height: float, path: str | os.PathLike[str] | None, dark: bool) -> Iterator[Figure]:
-    """A figure to draw in, titled ``said``; it belongs to no window, and is written to ``path`` at the end.
+def _figure(heading: str, height: float, path: str | os.PathLike[str] | None, dark: bool) -> Iterator[Figure]:
+    """A figure to draw in, titled ``heading``; it belongs to no window, and is written to ``path`` at the end.
 
     Raises
     ------
@@ -285,7 +285,7 @@ def _figure(said: str, height: float, path: str | os.PathLike[str] | None, dark:
 
     with matplotlib.rc_context(look):
         figure = Shown(figsize=(11.0, height + 0.6), dpi=150, layout="constrained")
-        title = textwrap.wrap(said, 150, max_lines=3, placeholder=" ...")
+        title = textwrap.wrap(heading, 150, max_lines=3, placeholder=" ...")
         figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=9, parse_math=False)
         yield figure
         if target is not None:

@@ -120,8 +120,8 @@ class ProductSets(Sets):
     def numerics(self) -> str:  # type: ignore[override]
         return self.names[0]
 
-    def judge(self, found: Found) -> Verdict:
-        output = found["out"].reshape(-1, found["out"].shape[-1])
+    def judge(self, outputs: Found) -> Verdict:
+        output = outputs["out"].reshape(-1, outputs["out"].shape[-1])
         with one_thread():
             mistrust, bits = why_mistrust(self.parts, output), Bands(self.parts, output)
         admitted = [get_schedule(name) for name in self.names if not is_class(name)]
@@ -142,14 +142,14 @@ class ProductSets(Sets):
                 return early
         return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
 
-    def holds(self, found: Found) -> bool:
+    def holds(self, outputs: Found) -> bool:
         """Whether one of the classes holds every element (points 1, 3 and 4).
 
         What it refuses is refused by :meth:`judge`. Float32 in any order is asked first, by two float64 matrix
         products; then the other classes of a few of the elements that lie outside of it; then the bits of the
         schedules, and last the intervals.
         """
-        output = found["out"].reshape(-1, found["out"].shape[-1])
+        output = outputs["out"].reshape(-1, outputs["out"].shape[-1])
         names = (self.numerics, *self.classes)
         if IEEE32 in names:
             left = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
@@ -164,11 +164,11 @@ class ProductSets(Sets):
             return True
         return not _judge_interval(self.parts, output, self.numerics, self.classes, None).status.is_failure
 
-    def may_hold(self, found: Found, among: Found) -> bool:
+    def may_hold(self, outputs: Found, among: Found) -> bool:
         """Whether one of the classes, which hold what any of the schedules gives, holds a few of the elements."""
         if len(self.names) > 1 and not self.classes:  # the schedules beside the first have no class
             return True
-        output, left = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (found, among))
+        output, left = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (outputs, among))
         if not any(bool(part.of(left).any()) for part in self.parts):
             return True
         return self._may_hold(output, left, (self.numerics, *self.classes))

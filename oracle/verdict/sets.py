@@ -72,16 +72,16 @@ class Sets(ABC):
     wider: bool = False
 
     @abstractmethod
-    def judge(self, found: Found) -> Verdict:
+    def judge(self, outputs: Found) -> Verdict:
         """The verdict on outputs whose names, shapes, dtypes and device have been checked."""
 
-    def holds(self, found: Found) -> bool:
+    def holds(self, outputs: Found) -> bool:
         """Whether it holds the outputs, for a caller that asks for no reason; what :meth:`judge` says, or less strict
         where a subclass says so."""
-        return not self.judge(found).status.is_failure
+        return not self.judge(outputs).status.is_failure
 
-    def may_hold(self, found: Found, among: Found) -> bool:
-        """Whether it may hold the outputs, by a few of the elements ``among`` (bool, the shapes of ``found``), where
+    def may_hold(self, outputs: Found, among: Found) -> bool:
+        """Whether it may hold the outputs, by a few of the elements ``among`` (bool, the shapes of ``outputs``), where
         these cost less than all; True where nothing is known. What it refuses is refused by :meth:`judge`."""
         return True
 
@@ -95,14 +95,14 @@ class Sets(ABC):
         yield self
 
 
-def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
+def judge_alternatives(alternatives: Sequence[Sets], outputs: Found) -> Verdict:
     """The verdict by the first alternative that holds the whole output, else the failure of the first one."""
     first, *others = alternatives
-    judged = first.judge(found)
+    judged = first.judge(outputs)
     for other in others:
         if judged.status is not Status.FAILED:
             break
-        held = other.judge(found)
+        held = other.judge(outputs)
         if not held.status.is_failure:
             if not other.wider:
                 return held
@@ -118,11 +118,11 @@ def undeclared(held: Verdict, refused: Verdict) -> Verdict:
     return replace(held, basis=text, summary=held.summary.replace(held.basis, text, 1))
 
 
-def alternatives_hold(alternatives: Sequence[Sets], found: Found) -> bool:
+def alternatives_hold(alternatives: Sequence[Sets], outputs: Found) -> bool:
     """Whether one of the alternatives holds the whole output."""
     if len(alternatives) == 1:
-        return alternatives[0].holds(found)
-    return not judge_alternatives(alternatives, found).status.is_failure
+        return alternatives[0].holds(outputs)
+    return not judge_alternatives(alternatives, outputs).status.is_failure
 
 
 # --- bits ---------------------------------------------------------------------------------------------------
@@ -139,10 +139,10 @@ class Bits(Sets):
     strided: bool = False
     computed: bool = False
 
-    def judge(self, found: Found) -> Verdict:
+    def judge(self, outputs: Found) -> Verdict:
         verdicts = []
         for name, expected in self.expected.items():
-            actual = found[name]
+            actual = outputs[name]
             judged = judge_bits(actual, expected, output=name, mistrust=self.mistrust, computed=self.computed)
             verdicts.append(judged)
             if self.strided and _significant_strides(actual) != _significant_strides(expected):
@@ -231,29 +231,29 @@ class Elements(Sets):
     numerics: str = EVERYWHERE
     wider: bool = False
     predictions: Callable[[], Iterator[Prediction]] = lambda: iter(())
-    mistrust: Callable[[Found], str | None] = lambda found: None
+    mistrust: Callable[[Found], str | None] = lambda outputs: None
     matrix: bool = False
 
-    def judge(self, found: Found) -> Verdict:
+    def judge(self, outputs: Found) -> Verdict:
         if self.matrix:
-            found = {name: x.reshape(-1, x.shape[-1]) for name, x in found.items()}
-        mistrust = self.mistrust(found)
+            outputs = {name: x.reshape(-1, x.shape[-1]) for name, x in outputs.items()}
+        mistrust = self.mistrust(outputs)
         for bits in self.predictions():
-            if bits.reproduces(found):
+            if bits.reproduces(outputs):
                 return verdict_of_equality(bits.basis, bits.name, bits.total, mistrust)
         sets, basis = self.make()
-        compared = [compare(found[name], admitted, output=name) for name, admitted in sets.items()]
+        compared = [compare(outputs[name], admitted, output=name) for name, admitted in sets.items()]
         return worst_of([verdict(comparison, basis=basis, mistrust=mistrust) for comparison in compared])
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         return {name: ranged(sets, expected[name].dtype, expected[name].shape) for name, sets in self.make()[0].items()}
 
 
-def bounds_of(found: Range, numerics: str, device: torch.device) -> Bounds:
+def bounds_of(admitted: Range, numerics: str, device: torch.device) -> Bounds:
     """The values of a range; integers stand for themselves."""
-    free = found.free.to(torch.bool).expand(found.low.shape)
-    low = torch.where(free, -torch.inf, values_of(found.low))
-    high = torch.where(free, torch.inf, values_of(found.high))
+    free = admitted.free.to(torch.bool).expand(admitted.low.shape)
+    low = torch.where(free, -torch.inf, values_of(admitted.low))
+    high = torch.where(free, torch.inf, values_of(admitted.high))
     return Bounds(low.to(device), high.to(device), free.to(device), numerics)
 
 
@@ -321,5 +321,5 @@ class Property(Sets):
     decide: Callable[[Found], Verdict]
     wider: bool = False
 
-    def judge(self, found: Found) -> Verdict:
-        return self.decide(found)
+    def judge(self, outputs: Found) -> Verdict:
+        return self.decide(outputs)

@@ -701,18 +701,18 @@ def described(row: Pipeline) -> str:
 def _routed(name: str, row: Pipeline) -> str:
     """A method of routing, in words."""
     method = Router(top_k=1, **routing.METHODS[name])
-    said = [
+    clauses = [
         f"scores {method.scoring} of the logits, choices " + ("the logits" if method.choose_by_logit else "the scores")
     ]
-    said += ["plus the bias"] if name in routing.BIASED else []
-    said += ["of groups"] if name == "DeepSeekV3" else []
+    clauses += ["plus the bias"] if name in routing.BIASED else []
+    clauses += ["of groups"] if name == "DeepSeekV3" else []
     divided = "divided by their sum" + (f" + {method.epsilon:g}" if method.epsilon else "")
-    said += [f"weights the chosen scores {divided}" if method.renormalise else "weights the chosen scores"]
-    said += ["times routed_scaling_factor"] if name == "DeepSeekV3" else []
+    clauses += [f"weights the chosen scores {divided}" if method.renormalise else "weights the chosen scores"]
+    clauses += ["times routed_scaling_factor"] if name == "DeepSeekV3" else []
     if method.on_input:
         place = "the first product before the activation" if row.apart else "the second product, as of other methods"
-        said += [f"one expert, whose weight multiplies {place}"]
-    return ", ".join(said)
+        clauses += [f"one expert, whose weight multiplies {place}"]
+    return ", ".join(clauses)
 
 
 def _combined(way: Combine) -> str:
