@@ -462,8 +462,8 @@ def _variants(case: Case, stream: data.Stream, only: str | None) -> Iterator[Var
 
 
 def _whole(call: Call) -> Iterator[tuple[str, Output]]:
-    """The results of a routine by its definition, also with each value of an option that None leaves open; of logits by
-    every arithmetic of the arch, their heads in both orders."""
+    """The results of a routine by its definition, also with each value of an option that None leaves open, but for the
+    dtype of the output; of logits by every arithmetic of the arch, their heads in both orders."""
     contract, options = call.contract, call.options
     if contract.numerics and set(LOGITS) & {name for names in contract.numerics.values() for name in names}:
         yield "the definition", contract.expected(call)
@@ -475,7 +475,7 @@ def _whole(call: Call) -> Iterator[tuple[str, Output]]:
         return
     yield "the definition", contract.kernel(call)
     for spec in contract.options:
-        if options.get(spec.name) is None and spec.default is None and spec.name != "out_dtype":
+        if options.get(spec.name) is None and spec.default is None and spec.name not in ("out_dtype", "out_type"):
             for value in spec.choices or ():
                 if value is not None:
                     yield f"{spec.name}={value}", contract.kernel(replace(call, options={**options, spec.name: value}))
