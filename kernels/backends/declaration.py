@@ -100,6 +100,24 @@ class Blocks(NamedTuple):
     gated: bool
 
 
+class Matrices(NamedTuple):
+    """Whose rows are quantised: matrices one after another, each with tiles of scale bytes of its own.
+
+    Attributes
+    ----------
+    count
+        How many; the global scale of NVFP4 is one, or ``[count]``.
+    offsets
+        int32 ``[count + 1]``: the first row of each, and behind the last one's; None: all have as many rows.
+    placement
+        Of tiles under ``offsets``, as of :func:`kernels.scaled_fp4_experts_quant`.
+    """
+
+    count: int
+    offsets: Tensor | None = None
+    placement: str = "tight"
+
+
 class Scales(NamedTuple):
     """The block scales of an operand in their memory.
 
@@ -327,8 +345,9 @@ class Backend:
         _absent
     )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
-    quant_blocks: Callable[[Tensor, Blocks, int, Tensor | None], Pair] = _absent
-    """``(x, blocks, columns, global_scale)``: blocks that share a scale byte."""
+    quant_blocks: Callable[[Tensor, Blocks, int, Tensor | None, Matrices | None], Pair] = _absent
+    """``(x, blocks, columns, global_scale, matrices)``: blocks that share a scale byte; ``matrices`` under recipes that
+    are not the usual one."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent

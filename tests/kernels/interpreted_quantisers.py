@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels.backends import _host, eager, triton_quant
-from kernels.backends.declaration import Blocks
+from kernels.backends.declaration import Blocks, Matrices
 
 warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
 FP8 = torch.float8_e4m3fn
@@ -121,6 +121,43 @@ def shared() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor
     yield "sabotaged: another rounding", both(x, "e4m3", "rceil", "linear")[0], both(x, "e4m3", "floor", "linear")[1]
 
 
+def several() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
+    """Rows of several matrices: by offsets in both placements, experts without rows and rows without experts among
+    them; matrices of one height."""
+    ways = ("e4m3", "rceil", False), ("e2m1", "even_of_finite", False), ("e2m1", "rceil", True)
+    offsets = torch.tensor([[0, 5, 5, 20, 37], [0, 0, 37, 37, 37], [0, 10, 20, 25, 30]], dtype=torch.int32)
+
+    def both(
+        x: torch.Tensor,
+        way: tuple[str, str, bool],
+        matrices: Matrices,
+        other: Matrices | None = None,
+        gated: bool = False,
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        element, rounding, two = way
+        how, g = Blocks(element, rounding, "128x4", False, gated), torch.rand(matrices.count) * 30 + 1 if two else None
+        sides = (triton_quant, matrices), (eager, other or matrices)
+        made = [b.BACKEND.quant_blocks(x, how, x.shape[1] >> gated, g, of) for b, of in sides]
+        return made[0], made[1]
+
+    for way in ways:
+        for k, gated in ((96, False), (160, True)):
+            x = hostile(37, k << gated, torch.bfloat16)
+            for ends in offsets:
+                for placement in ("tight", "flashinfer"):
+                    named = f"experts {way} {k} {ends.tolist()} {placement}"
+                    yield named, *both(x, way, Matrices(4, ends, placement), gated=gated)
+            yield f"matrices {way} {k}", *both(hostile(39, k << gated, torch.bfloat16), way, Matrices(3), gated=gated)
+    one, x = torch.tensor([7.0]), hostile(39, 96, torch.bfloat16)
+    for layout in ("128x4", "8x4"):
+        how = Blocks("e2m1", "rceil", layout, False, False)
+        made = [b.BACKEND.quant_blocks(x, how, 96, one, Matrices(3)) for b in (triton_quant, eager)]
+        yield f"matrices under one factor {layout}", *made
+    x, (first, *_) = hostile(37, 96, torch.bfloat16), offsets
+    yield "sabotaged: placement", *both(x, ways[0], Matrices(4, first), Matrices(4, first, "flashinfer"))
+    yield "sabotaged: expert", *both(x, ways[2], Matrices(4, first), Matrices(4, offsets[1]))
+
+
 def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
     ours, plain = triton_quant, eager
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -170,6 +207,7 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
     lower, right = ours.reciprocal_quantiser(torch.float16), plain.reciprocal_quantiser(torch.float32)
     yield "sabotaged: another limit", lower(x, None, allocate), right(x, None, allocate)
     yield from shared()
+    yield from several()
     x = torch.zeros(4, 128)
     yield "sabotaged: another floor", ours.quant_group(x, 128, 1e-10, False), plain.quant_group(x, 128, 1e-9, False)
 
