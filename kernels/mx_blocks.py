@@ -256,8 +256,8 @@ def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str
 def size_of_matrices(m: int, columns: int, tile: str, matrices: Matrices) -> int:
     """Scales that the memory of ``m`` rows of matrices holds, each matrix in tiles of its own."""
     if matrices.offsets is None:
-        return matrices.count * size_of(m // matrices.count, columns, tile)
-    return size_of(rows_of_scales(m, matrices.count), columns, tile)
+        return matrices.number * size_of(m // matrices.number, columns, tile)
+    return size_of(rows_of_scales(m, matrices.number), columns, tile)
 
 
 def rows_of_scales(m: int, experts: int) -> int:
@@ -285,9 +285,9 @@ def expert_places(m: int, matrices: Matrices) -> tuple[Tensor, Tensor]:
 
 
 def scattered_scales(scale: Tensor, row: Tensor, experts: int) -> Tensor:
-    """Scale bytes at their rows, flat in 128x4 tiles; those of no expert fall into a row that is cut off.
+    """Scale bytes at their rows, in 128x4 tiles; those of no expert fall into a row that is cut off.
 
-    ``scale`` ``[M, C]`` uint8, ``row`` ``[M]`` int64, -1 for none.
+    ``scale`` ``[M, C]`` uint8, ``row`` ``[M]`` int64, -1 for none; returns uint8 ``[bytes]``.
     """
     height = rows_of_scales(scale.shape[0], experts)
     whole = torch.zeros(height + 1, scale.shape[1], dtype=torch.uint8, device=scale.device)

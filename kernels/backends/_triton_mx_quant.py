@@ -300,6 +300,77 @@ def block_kernel(
 
 
 @triton.jit
+def norm_kernel(
+    x,
+    weight,
+    residual,
+    g,
+    q,
+    s,
+    z,
+    rows,
+    x_stride,
+    r_stride,
+    ELEMENT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    RCEIL: tl.constexpr,
+    EVEN: tl.constexpr,
+    FINITE: tl.constexpr,
+    STEP: tl.constexpr,
+    TOP: tl.constexpr,
+    INVERSE: tl.constexpr,
+    EMAX: tl.constexpr,
+    INVERSED: tl.constexpr,
+    GATED: tl.constexpr,
+    COLS: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    SUM: tl.constexpr,
+    EPSILON: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """As :func:`block_kernel`, of the RMS norm of a row of COLS columns, which one program holds in registers.
+
+    Rows behind ``rows`` fill the last tiles with zeros. ``ROUNDING`` and ``EPSILON`` as of
+    :func:`kernels.backends._triton_fused.norm_kernel`; with ``SUM`` the row is ``x + residual`` in float32, stored in
+    ``z``.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    col, lane = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    columns: tl.constexpr = COLS // WIDTH
+    column = col[:, None] * WIDTH + lane[None, :]
+    inside = column + row * 0 < tl.where(row < rows, COLS, 0)
+    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
+    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SUM:
+        v += tl.load(residual + row * r_stride + column, mask=inside, other=0.0).to(tl.float32)
+        summed = _rounded(v, x, NATIVE).to(x.dtype.element_ty)
+        tl.store(z + row * COLS + column, summed, mask=inside)
+    square = tl.sum(tl.reshape(v * v, [BLOCK * WIDTH], can_reorder=True), axis=0)
+    v *= tl.rsqrt(square / COLS + tl.full([1, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
+    if ROUNDING == 2:
+        v = _rounded(v, x, NATIVE)
+    v *= w.to(tl.float32)
+    if ROUNDING:
+        v = _rounded(v, x, NATIVE)
+    factor = 1.0
+    if ELEMENT == 3:
+        factor = tl.load(g)
+    byte, y = _scaled(
+        v, factor, BLOCK, ELEMENT, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
+    )  # fmt: skip
+    valid = col + row * 0 < tl.where(row < rows, columns, 0)
+    _store_codes(q, (row * columns + col) * WIDTH, y, byte, valid, BLOCK, WIDTH, ELEMENT, TOP, NATIVE)
+    byte = tl.where(valid, byte, 0).to(tl.uint8)
+    if HEIGHT:
+        across: tl.constexpr = (columns + 3) // 4 * 4
+        tl.store(s + _in_tiles(row, col, across, HEIGHT), byte, mask=col < across)
+    else:
+        tl.store(s + row * columns + col, byte, mask=valid)
+
+
+@triton.jit
 def expert_kernel(
     x,
     g,

@@ -105,15 +105,15 @@ class Matrices(NamedTuple):
 
     Attributes
     ----------
-    count
-        How many; the global scale of NVFP4 is one, or ``[count]``.
+    number
+        How many; the global scale of NVFP4 is one, or ``[number]``.
     offsets
-        int32 ``[count + 1]``: the first row of each, and behind the last one's; None: all have as many rows.
+        int32 ``[number + 1]``: the first row of each, and behind the last one's; None: all have as many rows.
     placement
         Of tiles under ``offsets``, as of :func:`kernels.scaled_fp4_experts_quant`.
     """
 
-    count: int
+    number: int
     offsets: Tensor | None = None
     placement: str = "tight"
 
@@ -332,6 +332,10 @@ class Backend:
         [Tensor, Tensor, Tensor | None, float, int, Tensor | None, bool], tuple[Tensor, Tensor, Tensor | None]
     ] = _absent
     """``(x, weight, residual, epsilon, group, scale_ub, transposed)``: codes, scales and the sum."""
+    norm_blocks: Callable[
+        [Tensor, Tensor, Tensor | None, float, str, Blocks, Tensor | None], tuple[Tensor, Tensor, Tensor | None]
+    ] = _absent
+    """``(x, weight, residual, epsilon, rounding, blocks, global_scale)``: codes, scale bytes and the sum."""
     rope: Callable[[Tensor, Tensor, Tensor, Tensor, bool, float], Pair] = _absent
     """``(rotated, other, cos_sin_cache, pos_ids, is_neox, factor)``: the codes of both."""
     cache_store: Callable[[tuple[Part, ...], Slots], None] = _absent
@@ -464,7 +468,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "quant_tensor": (("quant_static", "quant_tensor"),),
     "quant_reciprocal": (("reciprocal_quantiser",),),
     "quant_gated": (("gated_static", "gated_group", "gated_group_bf16"),),
-    "quant_norm": (("norm_static", "norm_group"),),
+    "quant_norm": (("norm_static", "norm_group", "norm_blocks"),),
     "quant_rope": (("rope",),),
     "quant_cache": (("cache_store", "cache_tiles", "cache_nvfp4", "cache_gather"),),
     **{op: (("quant_blocks",),) for op in support.BLOCK_QUANTISERS},

@@ -268,6 +268,24 @@ def norm_group(
 
 
 @no_autocast_no_grad
+def norm_blocks(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    epsilon: float,
+    rounding: str,
+    how: Blocks,
+    global_scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Blocks of the norm that share a scale byte, and the sum.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    value, summed = normed(x, weight, residual, epsilon, rounding, False)
+    return *quant_blocks(value, how, value.shape[1], global_scale), summed
+
+
+@no_autocast_no_grad
 def rope(
     rotated: Tensor, other: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor, is_neox: bool, factor: float
 ) -> tuple[Tensor, Tensor]:
@@ -731,7 +749,7 @@ def quant_blocks(
 def _of_matrices(
     x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None, matrices: Matrices
 ) -> tuple[Tensor, Tensor]:
-    m, count = x.shape[0], matrices.count
+    m, count = x.shape[0], matrices.number
     each = global_scale is not None and global_scale.numel() > 1
     if matrices.offsets is None:
         factor = global_scale.repeat_interleave(m // count) if global_scale is not None and each else global_scale
@@ -758,6 +776,7 @@ BACKEND = Backend(
     gated_group_bf16=gated_group_bf16,
     norm_static=norm_static,
     norm_group=norm_group,
+    norm_blocks=norm_blocks,
     rope=rope,
     cache_store=eager_cache.store,
     cache_tiles=eager_cache.tiles,

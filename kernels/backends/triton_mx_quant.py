@@ -35,6 +35,7 @@ from ..mx_blocks import (
 from ._host import allocator, is_other_device
 from ._launch import ALIGNMENT, HIP, Launch, bits, imported, power_of_two
 from .declaration import Allocate, Blocks, Matrices, Pair
+from .triton_fused import PER_THREAD, ROUNDINGS
 
 ELEMENTS = 4096
 """Elements of one program."""
@@ -93,10 +94,10 @@ class Prepared:
         codes = q.view(torch.uint8) if self.as_bytes else q
         inputs = x, x if factor is None else factor
         programs = -(-scale.numel() // (ELEMENTS // self.width))
-        self.start.here(programs, inputs, self.integers(x, columns, step, count), (codes, scale))
+        self.start.here(programs, inputs, self._integers(x, columns, step, count), (codes, scale))
         return q, scale
 
-    def integers(self, x: Tensor, columns: int, step: int, count: int = 1) -> tuple[int, ...]:
+    def _integers(self, x: Tensor, columns: int, step: int, count: int = 1) -> tuple[int, ...]:
         """Of the kernel's parameters."""
         m, width = x.shape
         return m // count, columns // self.width, (width >> self.gated) // self.width, x.stride(0), step, count
@@ -110,7 +111,9 @@ class Prepared:
         if launch is None or (at | beside) % ALIGNMENT:
             q, scale = self(x, columns, factor, step, allocate)
             programs, beside_dtype = -(-scale.numel() // (ELEMENTS // self.width)), x if factor is None else factor
-            ready = self.start.ready(index, now, programs, self.integers(x, columns, step), x.dtype, beside_dtype.dtype)
+            ready = self.start.ready(
+                index, now, programs, self._integers(x, columns, step), x.dtype, beside_dtype.dtype
+            )
             if ready is not None:
                 self.launches.keep(key, (q.shape, q.stride(), scale.shape, scale.stride(), *ready))
             return q, scale
@@ -143,8 +146,43 @@ class OfExperts:
         codes = q.view(torch.uint8) if of.as_bytes else q
         programs = m * -(-(blocks + -blocks % 4) // self.block) + height // HEIGHTS[of.layout]
         inputs = x, x if factor is None else factor, offsets
-        self.start.here(programs, inputs, (*of.integers(x, columns, step)[:5], experts), (codes, scale))
+        self.start.here(programs, inputs, (*of._integers(x, columns, step)[:5], experts), (codes, scale))
         return q, scale
+
+
+class OfNorm:
+    """The kernel of the RMS norm of rows of a width."""
+
+    def __init__(
+        self, how: Blocks, two_levels: bool, cols: int, rounding: str, summed: bool, epsilon: float, native: bool
+    ) -> None:
+        self.layout = of = Prepared(how, two_levels, 0, native)
+        block = power_of_two(cols // of.width + -(cols // of.width) % 4)
+        more = {
+            "COLS": cols,
+            "ROUNDING": ROUNDINGS[rounding],
+            "SUM": summed,
+            "EPSILON": bits(epsilon),
+            "NATIVE": native,
+        }
+        warps = min(16, max(1, block * of.width // (32 * PER_THREAD)))
+        constants = _constants(how, two_levels, block)
+        self.start = Launch(library()[0].norm_kernel, {**constants, **more}, num_warps=warps)
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, residual: Tensor | None, factor: Tensor | None, allocate: Allocate
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Codes, scale bytes and the sum of matrices whose rows are dense."""
+        of, (m, cols) = self.layout, x.shape
+        of_codes, of_scales = of.shapes(m, cols)
+        q, scale = allocate(of_codes, (of_codes[1], 1), of.dtype), _dense(allocate, of_scales)
+        z = None if residual is None else allocate((m, cols), (cols, 1), x.dtype)
+        other = x if residual is None else residual
+        inputs = x, weight, other, weight if factor is None else factor
+        outputs = q.view(torch.uint8) if of.as_bytes else q, scale, x if z is None else z
+        height = HEIGHTS.get(of.layout, 1)
+        self.start.here(-(-m // height) * height, inputs, (m, x.stride(0), other.stride(0)), outputs)
+        return q, scale, z
 
 
 def _dense(allocate: Allocate, shape: tuple[int, ...]) -> Tensor:
@@ -193,3 +231,31 @@ def quant_blocks(
     block = _blocks_of_row(blocks + -blocks % 4, NVFP4_BLOCK if two_levels else MX_BLOCK)
     start = _of_experts(how, two_levels, placement == "tight", power_of_two(count), block)
     return start(x, columns, global_scale, step, offsets.contiguous(), allocate)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_norm(how: Blocks, two_levels: bool, cols: int, rounding: str, summed: bool, epsilon: float) -> OfNorm:
+    return OfNorm(how, two_levels, cols, rounding, summed, epsilon, library()[1])
+
+
+def norm_blocks(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    epsilon: float,
+    rounding: str,
+    how: Blocks,
+    global_scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One kernel for the norm of each row, its codes and its scale bytes, and the sum.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    if is_other_device(x.device):
+        with torch.cuda.device(x.device):
+            return norm_blocks(x, weight, residual, epsilon, rounding, how, global_scale)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if residual is not None and residual.stride(1) != 1:
+        residual = residual.contiguous()
+    start = _of_norm(how, global_scale is not None, x.shape[1], rounding, residual is not None, epsilon)
+    return start(x, weight.contiguous(), residual, global_scale, allocator(x.device))

@@ -135,7 +135,7 @@ def several() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tenso
         gated: bool = False,
     ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         element, rounding, two = way
-        how, g = Blocks(element, rounding, "128x4", False, gated), torch.rand(matrices.count) * 30 + 1 if two else None
+        how, g = Blocks(element, rounding, "128x4", False, gated), torch.rand(matrices.number) * 30 + 1 if two else None
         sides = (triton_quant, matrices), (eager, other or matrices)
         made = [b.BACKEND.quant_blocks(x, how, x.shape[1] >> gated, g, of) for b, of in sides]
         return made[0], made[1]
@@ -156,6 +156,31 @@ def several() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tenso
     x, (first, *_) = hostile(37, 96, torch.bfloat16), offsets
     yield "sabotaged: placement", *both(x, ways[0], Matrices(4, first), Matrices(4, first, "flashinfer"))
     yield "sabotaged: expert", *both(x, ways[2], Matrices(4, first), Matrices(4, offsets[1]))
+
+
+def norms() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
+    """RMS norms of rows whose squares, of powers of two, float32 adds exactly in any order; the sum behind codes."""
+    generator = torch.Generator().manual_seed(3)
+    x, other = (torch.exp2(torch.randint(-3, 4, (5, 160), generator=generator).float()) for _ in range(2))
+    one = torch.tensor([33.0])
+
+    def both(
+        how: Blocks, g: torch.Tensor | None, rounding: str, dtype: torch.dtype, added: bool, epsilon: float = 1e-6
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        operands = x.to(dtype), (1.0 + other[0]).to(dtype), other.to(dtype) if added else None
+        sides = (triton_quant, epsilon), (eager, 1e-6)
+        made = [b.BACKEND.norm_blocks(*operands, e, rounding, how, g) for b, e in sides]
+        return tuple(t for t in made[0] if t is not None), tuple(t for t in made[1] if t is not None)
+
+    for layout in ("128x4", "8x4", "linear"):
+        for element, g in (("e4m3", None), ("e2m1", None), ("e2m1", one)):
+            how = Blocks(element, "rceil", layout, False, False)
+            for rounding in ("each", "product", "none"):
+                for added in (False, True):
+                    yield f"norm {how} {rounding} {added}", *both(how, g, rounding, torch.bfloat16, added)
+    how = Blocks("e4m3", "rceil", "128x4", False, False)
+    yield "norm of float32", *both(how, None, "none", torch.float32, True)
+    yield "sabotaged: epsilon", *both(how, None, "each", torch.bfloat16, True, 1.0)
 
 
 def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
@@ -208,6 +233,7 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
     yield "sabotaged: another limit", lower(x, None, allocate), right(x, None, allocate)
     yield from shared()
     yield from several()
+    yield from norms()
     x = torch.zeros(4, 128)
     yield "sabotaged: another floor", ours.quant_group(x, 128, 1e-10, False), plain.quant_group(x, 128, 1e-9, False)
 

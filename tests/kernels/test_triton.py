@@ -52,7 +52,7 @@ def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
 
 def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
     """Negative tests: a different floor, a different limit of 448/amax, another rounding of a shared exponent."""
-    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 7
+    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 8
 
 
 TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "EPS": 0x2EDBE6FF, "NATIVE": True}  # 1e-10
@@ -125,6 +125,16 @@ def test_rows_of_experts_compile_for_sm90(kind: str, divides: bool) -> None:
     ptx = ptx_of(launch.kernel, launch.constants, types)
     assert "ld.global.v4" in ptx and ptx.count(".entry") == 1
     assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx
+
+
+@pytest.mark.parametrize("layout", ["128x4", "linear"])
+def test_norms_compile_for_sm90(layout: str) -> None:
+    """One kernel of a whole row of 7168, which loads 16 bytes at once and spills nothing."""
+    how = Blocks("e2m1", "rceil", layout, False, False)
+    launch = triton_mx_quant._of_norm(how, True, 7168, "each", True, 1e-6).start
+    types = {"q": "*u8", "s": "*u8", "g": "*fp32"} | dict.fromkeys(("x", "weight", "residual", "z"), "*bf16")
+    ptx = ptx_of(launch.kernel, launch.constants, types, num_warps=launch.num_warps)
+    assert "ld.global" in ptx and ".v4.b32" in ptx and "rsqrt.approx" in ptx and ptx.count(".entry") == 1
 
 
 def test_packed_codes_are_those_of_plain_torch() -> None:
