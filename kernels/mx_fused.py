@@ -114,7 +114,7 @@ def rms_norm_block_scaled_quant(
     layout: str = "128x4",
     rounding: str = "each",
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """RMS norm of ``x [+ residual]`` times ``weight``, in blocks that share a scale byte.
+    """RMS norm of ``x`` or ``x + residual``, times ``weight``, in blocks that share a scale byte.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ FP8 = torch.float8_e4m3fn
 
 def same(x: torch.Tensor, y: torch.Tensor) -> bool:
     a, b = x.contiguous(), y.contiguous()
-    size = {1: torch.uint8, 4: torch.int32}[a.element_size()]
+    size = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.element_size()]
     nan = a.float().isnan() & b.float().isnan() if a.is_floating_point() else torch.zeros(a.shape, dtype=torch.bool)
     return a.shape == b.shape and bool(((a.view(size) == b.view(size)) | nan).all())
 
