@@ -39,6 +39,8 @@ from .triton_fused import PER_THREAD, ROUNDINGS
 
 ELEMENTS = 4096
 """Elements of one program."""
+SEARCH = 1024
+"""As many elements take about the instructions on sm90 by which a program finds its expert among 32."""
 
 
 @functools.cache
@@ -200,10 +202,10 @@ def _of_experts(how: Blocks, two_levels: bool, tight: bool, groups: int, block: 
 
 
 def _blocks_of_row(blocks: int, width: int) -> int:
-    """Blocks of a program, a power of two, of which the fewest lie behind a row's end; of equals the most."""
+    """Blocks of a program of rows of experts, a power of two: those under which a row takes the fewest instructions."""
     most = power_of_two(min(blocks, ELEMENTS // width))
     sizes = [most >> i for i in range(3) if most >> i]
-    return min(sizes, key=lambda size: (-blocks % size, -size))
+    return min(sizes, key=lambda size: -(-blocks // size) * (SEARCH // width + size))
 
 
 def quant_blocks(
