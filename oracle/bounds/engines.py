@@ -30,6 +30,7 @@ from oracle.bounds import cuda_residue, triton_sums
 from oracle.bounds import product as definition
 from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
+from oracle.bounds.product import Promotion
 from oracle.errors import NumericsError
 from oracle.numbers.formats import decode
 from oracle.tensorcore.instructions import Order, Sum
@@ -94,14 +95,21 @@ def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact 
 
 def any_order_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | None = None) -> Interval:
     """:func:`oracle.bounds.product.any_order_bound` by the fastest engine that takes ``product``."""
-    interval = None if why_not_on_device(product, acc) else cuda_residue.any_order_bound(product, acc)
-    return _confirmed(interval, product, acc, definition.any_order_bound, deciding)
+    if not why_not_on_device(product, acc):
+        interval = cuda_residue.any_order_bound(product, acc)
+        return _confirmed(interval, product, acc, definition.any_order_bound, deciding)
+    plain = product.c is not None or why_not(product, acc)
+    computed = None if plain else compiled_any_order(product, acc)
+    return definition.any_order_bound(product, acc) if computed is None else computed
 
 
 def split_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | None = None) -> Interval:
     """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
-    if acc.promotion is None or why_not_on_device(product, acc):
+    if acc.promotion is None:
         return definition.split_bound(product, acc)
+    if why_not_on_device(product, acc):
+        plain = product.c is not None or why_not(product, acc)
+        return definition.split_bound(product, acc) if plain else compiled_split(product, acc)
     return _confirmed(cuda_residue.split_bound(product, acc), product, acc, definition.split_bound, deciding)
 
 
@@ -270,48 +278,76 @@ def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, I
 
     Raises NumericsError: the compiled pass cannot take this product, or no kernel with ``acc`` can compute it.
     """
+    result = _compiled(product, acc, definition.residue_bound, f"residue bound of {acc.name}")
+    assert result is not None
+    value, interval = result
+    return value, definition.scaled_at_the_end(product, acc, interval, lambda part: compiled_residue(part, acc))
+
+
+def compiled_split(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """:func:`oracle.bounds.split_bound` of a promoted ``acc``, bit for bit; raises as :func:`compiled_residue`."""
+    assert acc.promotion is not None, "checked"
+    result = _compiled(product, acc, definition.split_bound, f"residue bound of {acc.name}, K split anywhere")
+    assert result is not None
+    return result[1]
+
+
+def compiled_any_order(product: ScaledProduct, acc: Accumulator) -> Interval | None:
+    """:func:`oracle.bounds.any_order_bound`, bit for bit; None where an error keeps growing. Raises as
+    :func:`compiled_residue`."""
+    result = _compiled(product, acc, definition.any_order_bound, f"any-order bound of {acc.name} (weak)")
+    return None if result is None else result[1]
+
+
+def _compiled(
+    product: ScaledProduct, acc: Accumulator, defined: Callable[[ScaledProduct, Accumulator], Interval], name: str
+) -> tuple[Exact, Interval] | None:
+    """The bound ``defined``, and with it the exact value unless the order of products is unknown."""
     refused = why_not(product, acc)
     if refused is not None:
-        raise NumericsError(f"no compiled residue bound: {refused}; use oracle.bounds.residue_bound")
+        raise NumericsError(f"no compiled bound: {refused}; use oracle.bounds.{defined.__name__}")
     definition.check_fit(product, acc)
     from oracle.bounds import cpu_kernels as kernels  # numba takes a second to import
+    from oracle.bounds.cpu_lanes import LANES
+    from oracle.tensorcore.cpu_jit import run_tasks, task_pieces, workers_for
 
+    ordered, weak = defined is definition.residue_bound, defined is definition.any_order_bound
     order = _packed(product, acc, kernels.CHAIN_END, kernels.BLOCK_END)
     (values, exponents), (b_value, b_exponent) = (
         (value.numpy(), exponent.to(torch.int8).numpy())
         for value, exponent in (code_table(x.fmt, kernels.ABSENT, special=False) for x in (product.left, product.right))
     )
-
-    def run(rows: ScaledProduct, out: NDArray[np.float64], origin: int) -> Callable[..., None]:
-        a, e = packed_rows(rows.a, order, values, exponents, kernels.ABSENT)
-        sa = np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
-        return lambda *piece: kernels.residue(
-            a,
-            e,
-            sa,
-            b,
-            b_value,
-            b_exponent,
-            sb,
-            product.b_rows,
-            source,
-            tiles,
-            order.group,
-            acc.align,
-            acc.out,
-            bias,
-            product.bias is not None,
-            out,
-            origin,
-            *piece,
-        )
-
     b, sb, bias, source, tiles = _shared(product, order)
-    out = _pass(product, order, run, 6, bytes_each=9)
-    _overlay(product, out, lambda part: _stack(gemm.exact(part), definition.residue_bound(part, acc)))
-    interval = Interval(out[3], out[4], f"residue bound of {acc.name}", False, out[5] != 0)
-    interval = definition.scaled_at_the_end(product, acc, interval, lambda part: compiled_residue(part, acc))
-    return Exact(out[0], out[1], out[2]), interval
+    of_b = b, b_value, b_exponent, sb, product.b_rows, source, tiles, order.group, acc.align
+    relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
+    kernel: Callable[..., bool | None] = kernels.any_order if weak else kernels.residue
+    own: tuple[Any, ...] = (relative,) if weak else (acc.out, bias, product.bias is not None)
+    added = sum(1 for _ in chains(product, acc.promotion))
+    quantities = kernels.ORDERED if ordered else kernels.UNORDERED
+    out = torch.zeros((6, product.M, product.N), dtype=torch.float64, device="cpu")
+    step = max(1, CHUNK_BYTES // (9 * max(1, order.source.numel()) + 8 * quantities * max(1, product.N)))
+    for start in range(0, product.M, step):
+        rows = product.rows(start, min(product.M, start + step))
+        a, e = packed_rows(rows.a, order, values, exponents, kernels.ABSENT)
+        of_a = a, e, np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
+        sums, rests = np.zeros((quantities, rows.M, product.N)), list[bool]()
+
+        def run(*piece: int, of_a: tuple[Any, ...] = of_a, sums: Any = sums, rests: list[bool] = rests) -> None:
+            rests.append(kernel(*of_a, *of_b, *own, sums, *piece) is not False)
+
+        workers = workers_for(SLOWER * rows.M * product.N * product.K)
+        run_tasks(run, task_pieces(rows.M, product.N, lanes=LANES, workers=workers), workers)
+        if not all(rests):
+            return None
+        value, promoted, opened, unordered = np.split(sums, (3, 7, 8))
+        state = [torch.from_numpy(x) for x in (*promoted, *unordered)]
+        promotion = Promotion.from_sums(state, torch.from_numpy(opened[0] != 0), None if ordered else added)
+        part = definition.finished(product, start, promotion, name)
+        assert part.open is not None
+        for quantity, some in zip(out, (*map(torch.from_numpy, value), part.lo, part.hi, part.open), strict=True):
+            quantity[start : start + rows.M] = some
+    _overlay(product, out, lambda part: _stack(gemm.exact(part), defined(part, acc)))
+    return Exact(out[0], out[1], out[2]), Interval(out[3], out[4], name, weak, out[5] != 0)
 
 
 def _packed(product: ScaledProduct, acc: Accumulator | None, chain_end: int, block_end: int) -> Packed:
@@ -338,7 +374,7 @@ def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[Any], ...]:
 
 def _pass(product: ScaledProduct, order: Packed, run: Run, quantities: int, *, bytes_each: int) -> Tensor:
     """Run a kernel over chunks of rows of ``a``, unpacked one at a time; float64 ``[quantities, M, N]``."""
-    from oracle.bounds.cpu_kernels import LANES
+    from oracle.bounds.cpu_lanes import LANES
     from oracle.tensorcore.cpu_jit import run_tasks, task_pieces, workers_for
 
     out = np.empty((quantities, product.M, product.N))
