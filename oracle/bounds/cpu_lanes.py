@@ -105,7 +105,8 @@ def apart(
         negative = u32(a[k + i] < 0)
         above, below = b[kb + i, negative], b[kb + i, 1 - negative]
         for j in range(LANES):
-            unit = (s[q + j].view(np.int64) & np.int64(0x7FF0_0000_0000_0000)).view(np.float64) * 2.0**-52
+            bits = np.float64(s[q + j]).view(np.int64) & np.int64(0x7FF0_0000_0000_0000)
+            unit = np.int64(bits - (np.int64(52) << np.int64(52))).view(np.float64)
             s[q + j] += np.trunc(size * above[j] * (1.0 / unit)) * unit
             s[q + LANES + j] += np.trunc(size * below[j] * (1.0 / unit)) * unit
 
