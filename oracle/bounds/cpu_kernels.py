@@ -125,6 +125,7 @@ def residue(
     b_exponent: NDArray[np.int8],
     sb: NDArray[np.float64],
     b_rows: int,
+    columns: NDArray[np.int64],
     source: NDArray[np.int64],
     tiles: NDArray[np.int64],
     group: int,
@@ -142,9 +143,10 @@ def residue(
     holds hi, lo, slack of the exact value; y, lo, hi, Phi and open of the promoted sum; with ``UNORDERED`` the chains
     are added in any order, and the sums of both signs and the reach follow.
 
-    ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[N, K]`` codes, uint8, with the tables ``b_value``, ``b_exponent``
-    ``[codes]``; ``sa [M, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles, 4]`` of
-    :func:`oracle.tensorcore.packing.pack`; ``bias`` ``[N]``, or ``[1]`` without one, is added to the exact value alone.
+    ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[R, K]`` codes, uint8, with the tables ``b_value``, ``b_exponent``
+    ``[codes]``, of whose rows ``columns`` ``[N]`` are the columns of the result; ``sa [M, B]``, ``sb [ceil(R / b_rows),
+    B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles, 4]`` of :func:`oracle.tensorcore.packing.pack`; ``bias``
+    ``[R]``, or ``[1]`` without one, is added to the exact value alone.
     """
     longest = (tiles[:, 1] - tiles[:, 0]).max()
     value = np.zeros((longest, 2, LANES))
@@ -156,13 +158,14 @@ def residue(
     state = np.zeros((row1 - row0, STATE))
     for panel in range(panel0, panel1):
         first = panel * LANES
-        width = min(LANES, b.shape[0] - first)
+        of_panel = columns[first : first + LANES]
+        width = len(of_panel)
         state[:, :] = 0.0
         for tile in tiles:
             k0, length, at = tile[0], tile[1] - tile[0], tile[2]
-            _unpack(b, first, width, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+            _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
             for j in range(width):
-                scale[j] = sb[(first + j) // b_rows, at]
+                scale[j] = sb[of_panel[j] // b_rows, at]
             for g in range(0, length, group):  # its part of ``b`` stays in the first-level cache while all rows meet it
                 for i in range(row1 - row0):
                     for j in range(LANES):
@@ -181,7 +184,7 @@ def residue(
                 if tile[3] & BLOCK_END:
                     _close_block(state[i], sa[row0 + i, at], scale)
         for j in range(width):
-            scale[j] = bias[first + j] if has_bias else 0.0
+            scale[j] = bias[of_panel[j]] if has_bias else 0.0
         for i in range(row1 - row0):
             _normalise(state[i], scale, has_bias)
             for q in range(len(out)):
@@ -199,6 +202,7 @@ def any_order(
     b_exponent: NDArray[np.int8],
     sb: NDArray[np.float64],
     b_rows: int,
+    columns: NDArray[np.int64],
     source: NDArray[np.int64],
     tiles: NDArray[np.int64],
     group: int,
@@ -224,7 +228,8 @@ def any_order(
     rests = True
     for panel in range(panel0, panel1):
         first = panel * LANES
-        width = min(LANES, b.shape[0] - first)
+        of_panel = columns[first : first + LANES]
+        width = len(of_panel)
         state[:, :] = 0.0
         begin = 0
         while begin < len(tiles):
@@ -236,14 +241,14 @@ def any_order(
                     break
             at = tiles[begin, 2]
             for j in range(width):
-                scale[j] = sb[(first + j) // b_rows, at]
+                scale[j] = sb[of_panel[j] // b_rows, at]
             for i in range(row1 - row0):
                 for j in range(LANES):
                     tops[i, j] = i8(LEAST)
             sums[:, :] = 0.0
             for tile in tiles[begin:end]:
                 k0, length = tile[0], tile[1] - tile[0]
-                _unpack(b, first, width, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+                _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
                 for i in range(row1 - row0):
                     for k in range(0, length, UNROLL):
                         _raise_top(a_exponent[row0 + i], k0 + k, exponent, k, tops[i])
@@ -258,7 +263,7 @@ def any_order(
                 for tile in tiles[begin:end]:
                     k0, length = tile[0], tile[1] - tile[0]
                     if end > begin + 1:
-                        _unpack(b, first, width, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+                        _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
                     for i in range(row1 - row0):
                         if moves[i]:
                             add_floors(a[row0 + i], k0, value, 0, length, sums[i], CUT)
@@ -341,8 +346,7 @@ def _dot(
 @piece
 def _unpack(
     b: NDArray[np.uint8],
-    first: int,
-    width: int,
+    columns: NDArray[np.int64],
     source: NDArray[np.int64],
     b_value: NDArray[np.float64],
     b_exponent: NDArray[np.int8],
@@ -351,12 +355,12 @@ def _unpack(
 ) -> None:
     """One tile of ``b``, transposed: elements above zero, magnitudes of those below, exponents; whole cache lines are
     written at a time."""
-    for j0 in range(0, width, 8):
-        j1 = min(j0 + 8, width)
+    for j0 in range(0, len(columns), 8):
+        j1 = min(j0 + 8, len(columns))
         for k in range(len(source)):
             origin = max(source[k], 0)  # where there is none, ``a`` has a zero
             for j in range(j0, j1):
-                code = b[first + j, origin]
+                code = b[columns[j], origin]
                 v = b_value[code]
                 value[k, 0, j], value[k, 1, j], exponent[k, j] = max(v, 0.0), max(-v, 0.0), b_exponent[code]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -299,6 +299,50 @@ def compiled_any_order(product: ScaledProduct, acc: Accumulator) -> Interval | N
     return None if result is None else result[1]
 
 
+def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
+    """``lo`` and ``hi`` of :func:`compiled_residue` where ``wanted``, bool ``[M, N]``, and 0 elsewhere, float64 ``[M,
+    N]``; None where an operand is not finite, or the compiled pass cannot take the product.
+
+    No interval may be open (:func:`oracle.bounds.product.may_overflow`): that is not looked at.
+    """
+    finite = (
+        product.left.finite
+        and product.right.finite
+        and all(
+            bool(torch.isfinite(x).all())
+            for x in (
+                product.left.scales,
+                product.right.scales,
+                *([] if product.bias is None else [decode(product.bias)]),
+            )
+        )
+    )
+    if why_not(product, acc) or not finite:
+        return None
+    whole = _Pass(product, acc, definition.residue_bound)
+    low, high = (torch.zeros(wanted.shape, dtype=torch.float64, device="cpu") for _ in range(2))
+    step = max(1, CHUNK_BYTES // (9 * max(1, whole.length)))
+    for start in range(0, product.M, step):
+        some = wanted[start : start + step]
+        if not len(columns := torch.nonzero(some)[:, 1]):
+            continue
+        at, found = some.numpy(), dict[int, NDArray[np.float64]]()
+        whole.unpack(start, start + len(at))
+
+        def run(row: int, at: NDArray[np.bool_] = at, found: dict[int, NDArray[np.float64]] = found) -> None:
+            found[row] = whole.empty(1, own := np.nonzero(at[row])[0])
+            whole.run(own, found[row], row, 0, 1, 0, whole.panels(own))
+
+        rows = np.nonzero(at.any(axis=1))[0].tolist()
+        whole.each(run, [(row,) for row in rows], SLOWER * len(columns) * product.K)
+        promotion = whole.promotion(np.concatenate([found[row] for row in rows], axis=2))
+        bias = [] if product.bias is None else [(decode(product.bias)[None, columns], definition.ETA)]
+        interval = promotion.interval(*bias, name="", alpha=None)
+        for ends, own in ((low, interval.lo), (high, interval.hi)):
+            ends[start : start + step][some] = own[0]
+    return low, high
+
+
 def _compiled(
     product: ScaledProduct, acc: Accumulator, defined: Callable[[ScaledProduct, Accumulator], Interval], name: str
 ) -> tuple[Exact, Interval] | None:
@@ -307,47 +351,88 @@ def _compiled(
     if refused is not None:
         raise NumericsError(f"no compiled bound: {refused}; use oracle.bounds.{defined.__name__}")
     definition.check_fit(product, acc)
-    from oracle.bounds import cpu_kernels as kernels  # numba takes a second to import
-    from oracle.bounds.cpu_lanes import LANES
-    from oracle.tensorcore.cpu_jit import run_tasks, task_pieces, workers_for
+    from oracle.bounds.cpu_lanes import LANES  # numba takes a second to import
+    from oracle.tensorcore.cpu_jit import task_pieces, workers_for
 
-    ordered, weak = defined is definition.residue_bound, defined is definition.any_order_bound
-    order = _packed(product, acc, kernels.CHAIN_END, kernels.BLOCK_END)
-    (values, exponents), (b_value, b_exponent) = (
-        (value.numpy(), exponent.to(torch.int8).numpy())
-        for value, exponent in (code_table(x.fmt, kernels.ABSENT, special=False) for x in (product.left, product.right))
-    )
-    b, sb, bias, source, tiles = _shared(product, order)
-    of_b = b, b_value, b_exponent, sb, product.b_rows, source, tiles, order.group, acc.align
-    relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
-    kernel: Callable[..., bool | None] = kernels.any_order if weak else kernels.residue
-    own: tuple[Any, ...] = (relative,) if weak else (acc.out, bias, product.bias is not None)
-    added = sum(1 for _ in chains(product, acc.promotion))
-    quantities = kernels.ORDERED if ordered else kernels.UNORDERED
+    whole, columns = _Pass(product, acc, defined), np.arange(product.N)
     out = torch.zeros((6, product.M, product.N), dtype=torch.float64, device="cpu")
-    step = max(1, CHUNK_BYTES // (9 * max(1, order.source.numel()) + 8 * quantities * max(1, product.N)))
+    step = max(1, CHUNK_BYTES // (9 * max(1, whole.length) + 8 * whole.quantities * max(1, product.N)))
     for start in range(0, product.M, step):
-        rows = product.rows(start, min(product.M, start + step))
-        a, e = packed_rows(rows.a, order, values, exponents, kernels.ABSENT)
-        of_a = a, e, np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
-        sums, rests = np.zeros((quantities, rows.M, product.N)), list[bool]()
-
-        def run(*piece: int, of_a: tuple[Any, ...] = of_a, sums: Any = sums, rests: list[bool] = rests) -> None:
-            rests.append(kernel(*of_a, *of_b, *own, sums, *piece) is not False)
-
-        workers = workers_for(SLOWER * rows.M * product.N * product.K)
-        run_tasks(run, task_pieces(rows.M, product.N, lanes=LANES, workers=workers), workers)
-        if not all(rests):
+        rows = min(product.M - start, step)
+        whole.unpack(start, start + rows)
+        sums, work = whole.empty(rows, columns), SLOWER * rows * product.N * product.K
+        pieces = task_pieces(rows, product.N, lanes=LANES, workers=workers_for(work))
+        whole.each(partial(whole.run, columns, sums, None), pieces, work)
+        if not whole.rests:
             return None
-        value, promoted, opened, unordered = np.split(sums, (3, 7, 8))
-        state = [torch.from_numpy(x) for x in (*promoted, *unordered)]
-        promotion = Promotion.from_sums(state, torch.from_numpy(opened[0] != 0), None if ordered else added)
-        part = definition.finished(product, start, promotion, name)
+        part = definition.finished(product, start, whole.promotion(sums), name)
         assert part.open is not None
-        for quantity, some in zip(out, (*map(torch.from_numpy, value), part.lo, part.hi, part.open), strict=True):
-            quantity[start : start + rows.M] = some
+        value = map(torch.from_numpy, sums[:3])
+        for quantity, some in zip(out, (*value, part.lo, part.hi, part.open), strict=True):
+            quantity[start : start + rows] = some
     _overlay(product, out, lambda part: _stack(gemm.exact(part), defined(part, acc)))
-    return Exact(out[0], out[1], out[2]), Interval(out[3], out[4], name, weak, out[5] != 0)
+    return Exact(out[0], out[1], out[2]), Interval(out[3], out[4], name, whole.weak, out[5] != 0)
+
+
+class _Pass:
+    """What a kernel of bounds takes of one product, ready for any of its rows and columns."""
+
+    def __init__(
+        self, product: ScaledProduct, acc: Accumulator, defined: Callable[[ScaledProduct, Accumulator], Interval]
+    ) -> None:
+        from oracle.bounds import cpu_kernels as kernels
+
+        self.product, self.rests = product, True
+        ordered, self.weak = defined is definition.residue_bound, defined is definition.any_order_bound
+        self.order = _packed(product, acc, kernels.CHAIN_END, kernels.BLOCK_END)
+        self.length = self.order.source.numel()
+        self.tables, (b_value, b_exponent) = (
+            (value.numpy(), exponent.to(torch.int8).numpy())
+            for value, exponent in (
+                code_table(x.fmt, kernels.ABSENT, special=False) for x in (product.left, product.right)
+            )
+        )
+        b, sb, bias, source, tiles = _shared(product, self.order)
+        relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
+        own: tuple[Any, ...] = (relative,) if self.weak else (acc.out, bias, product.bias is not None)
+        self.of_b = b, b_value, b_exponent, sb, product.b_rows
+        self.of_sums = source, tiles, self.order.group, acc.align, *own
+        self.kernel: Callable[..., bool | None] = kernels.any_order if self.weak else kernels.residue
+        self.quantities = kernels.ORDERED if ordered else kernels.UNORDERED
+        self.unordered = None if ordered else sum(1 for _ in chains(product, acc.promotion))
+
+    def unpack(self, start: int, stop: int) -> None:
+        """Make these rows of ``a`` those of the next calls."""
+        from oracle.bounds.cpu_kernels import ABSENT
+
+        rows = self.product.rows(start, stop)
+        scales = np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
+        self.of_a = *packed_rows(rows.a, self.order, *self.tables, ABSENT), scales
+
+    def empty(self, rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Room for the sums of so many rows."""
+        return np.zeros((self.quantities, rows, len(columns)))
+
+    def panels(self, columns: NDArray[np.int64]) -> int:
+        from oracle.bounds.cpu_lanes import LANES
+
+        return -(-len(columns) // LANES)
+
+    def run(self, columns: NDArray[np.int64], sums: NDArray[np.float64], row: int | None, *piece: int) -> None:
+        """The sums of one piece of all rows, or of one ``row``."""
+        of_a = self.of_a if row is None else [x[row : row + 1] for x in self.of_a]
+        self.rests &= self.kernel(*of_a, *self.of_b, columns, *self.of_sums, sums, *piece) is not False
+
+    def each(self, run: Callable[..., None], pieces: Sequence[tuple[int, ...]], products: int) -> None:
+        from oracle.tensorcore.cpu_jit import run_tasks, workers_for
+
+        run_tasks(run, pieces, workers_for(products))
+
+    def promotion(self, sums: NDArray[np.float64]) -> Promotion:
+        """The running bound of the promoted ``sums``."""
+        _, promoted, opened, unordered = np.split(sums, (3, 7, 8))
+        state = [torch.from_numpy(x) for x in (*promoted, *unordered)]
+        return Promotion.from_sums(state, torch.from_numpy(opened[0] != 0), self.unordered)
 
 
 def _packed(product: ScaledProduct, acc: Accumulator | None, chain_end: int, block_end: int) -> Packed:

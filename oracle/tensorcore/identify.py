@@ -291,8 +291,7 @@ def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """How far the value of each element, a float64 sum, lies from the nearest midpoint of ``dtype``, in units in the
-    last place, infinite where it is not finite; and that unit. Returns float64 ``[M, N]`` both."""
+    """:func:`off_midpoint` of the value of each element, a float64 sum."""
     value = sum(product.sigma(b) * (product.left.value(k) @ product.right.value(k).T) for b, k in product.blocks())
     assert isinstance(value, Tensor)
     value = value * product.factor
@@ -300,6 +299,12 @@ def midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tenso
         value = value + decode(product.bias)
     if product.c is not None:
         value = value + decode(product.c)
+    return off_midpoint(value, dtype)
+
+
+def off_midpoint(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """How far each ``value``, float64 ``[M, N]``, lies from the nearest midpoint of ``dtype``, in units in the last
+    place, infinite where it is not finite; and that unit. Returns float64 ``[M, N]`` both."""
     fmt = of_dtype(dtype)
     unit = torch.exp2((torch.frexp(value)[1] - 1).clamp(min=fmt.emin).to(torch.float64) - fmt.fraction_bits)
     return ((value / unit).frac().abs() - 0.5).abs().nan_to_num(nan=torch.inf), unit
