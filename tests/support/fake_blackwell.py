@@ -773,10 +773,39 @@ class Libraries:
         name = "m_grouped_fp8_fp4_gemm_nt_masked"
         self._mixed(name, a, b, d, recipe, (recipe_a, recipe_b), disable_ue8m0_cast, masked_m=masked_m)
 
+    # the same functions under their older names
+    fp8_gemm_nt = fp8_fp4_gemm_nt
+    m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
+    fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
+
+    def fp8_gemm_nt_skip_head_mid(
+        self,
+        a: Any,
+        b: Any,
+        d: Tensor,
+        head_splits: tuple[int, int, int],
+        recipe: Any = None,
+        compiled_dims: str = "nk",
+        disable_ue8m0_cast: bool = False,
+    ) -> None:
+        """The columns of each head's two parts, between which ``d`` stays as it was; upstream's, as vLLM brings it."""
+        left, mid, right = head_splits
+        need(recipe == (1, 128, 128) and d.dtype is torch.bfloat16 and d.is_contiguous(), "recipe and d")
+        need(all(part % 64 == 0 for part in head_splits) and self.machine.sm in TEN, "stores of 64 columns")
+        heads = d.view(d.shape[0], -1, left + mid + right)
+        parts = torch.cat([heads[..., :left], heads[..., left + mid :]], dim=2).flatten(1)
+        self._mixed("fp8_fp4_gemm_nt", a, b, parts, None, (None, None), disable_ue8m0_cast)
+        made = parts.view(*heads.shape[:2], left + right)
+        heads[..., :left], heads[..., left + mid :] = made[..., :left], made[..., left:]
+
     def _mixed(
         self, contract: str, a: Any, b: Any, d: Tensor, recipe: Any, recipes: Any, cast: bool, **more: Tensor
     ) -> None:
         need(self.machine.sm in (*TEN, 120), "unsupported architecture")
+        recipes = [
+            (1, 128) if r is None and pair[1].dtype is torch.int32 else r
+            for r, pair in zip(recipes, (a, b), strict=True)
+        ]
         need(recipe is None and all(r in ((1, 32), (1, 128)) for r in recipes) and not cast, "recipes")
         operands: dict[str, Tensor] = dict(more)
         k = a[0].shape[-1] * (1 if a[0].is_floating_point() else 2)
@@ -798,6 +827,35 @@ class Libraries:
         self.multiply(contract, operands, dense("d", d), "chain_ue8m0", one, **options)
 
     # --- torch ------------------------------------------------------------------------------------------------------
+
+    def _scaled_mm(
+        self,
+        input: Tensor,
+        mat2: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        bias: Tensor | None = None,
+        scale_result: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        use_fast_accum: bool = False,
+    ) -> Tensor:
+        """``input [M, K]`` by the column-major ``mat2 [K, N]``, a float32 scale each or one of a row and of a column;
+        a bias is read as dense memory."""
+        need(input.dtype is mat2.dtype is E4M3 and input.shape[1] == mat2.shape[0], "shapes cannot be multiplied")
+        need(input.stride(1) == mat2.stride(0) == 1 and input.shape[1] % 16 == mat2.shape[1] % 16 == 0, "layout")
+        need(scale_a.dtype is scale_b.dtype is torch.float32 and scale_result is None and not use_fast_accum, "scales")
+        (m, _), n = input.shape, mat2.shape[1]
+        one = scale_a.numel() == scale_b.numel() == 1
+        rows = tuple(scale_a.shape) == (m, 1) and tuple(scale_b.shape) == (1, n)
+        need(one or rows and scale_a.is_contiguous() and scale_b.is_contiguous(), "Invalid scaling configuration")
+        out_dtype = out_dtype or E4M3
+        need(out_dtype is torch.bfloat16 or one and out_dtype in (torch.float16, torch.float32), "output dtype")
+        need(bias is None or bias.dtype is out_dtype is not torch.float32 and bias.numel() == n, "bias")
+        name = "torch_per_tensor_w8a8_scaled_mm" if one else "torch_per_token_w8a8_scaled_mm"
+        operands = {"qinput": input, "weight": mat2, "scale_a": scale_a, "scale_b": scale_b}
+        operands |= {} if bias is None else {"bias": dense("bias", bias)}
+        out = torch.full((m, n), float("nan"), dtype=out_dtype)
+        return self.multiply(name, operands, out, "", "exact")
 
     def scaled_grouped_mm(
         self,
@@ -923,6 +981,10 @@ OF_VLLM = (
 QUANTISERS = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
 OF_DEEP_GEMM = ("fp8_fp4_gemm_nt", "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked")
 
+OLDER_NAMES = (
+    "fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous", "fp8_m_grouped_gemm_nt_masked", "fp8_gemm_nt_skip_head_mid",
+)  # fmt: skip
+
 
 def empty(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -947,12 +1009,16 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     setattr(sys.modules["flashinfer.fused_moe"], "cutlass_fused_moe", layer)  # noqa: B010  # a module made here
     of_vllm = {name: fakes.recorded(name) for name in OF_VLLM}
     of_vllm["scaled_fp4_quant"] = types.SimpleNamespace(out=fakes.recorded("scaled_fp4_quant"))
-    deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in OF_DEEP_GEMM})
+    deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in (*OF_DEEP_GEMM, *OLDER_NAMES)})
     known = deep_gemm.symbol
-    ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in MIXED}
+    served = (*MIXED, "fp8_gemm_nt", "grouped_contiguous", "grouped_masked", "skip_head_mid")
+    ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in served}
+    ours["alignment"] = (lambda: 128), "get_mk_alignment_for_contiguous_layout"
     patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours else known(name))
+    patch.setattr(deep_gemm, "compiled_gemm", lambda: None)
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
+    patch.setattr(torch, "_scaled_mm", fakes.recorded("_scaled_mm"))
     for name in ("scaled_mm", "scaled_grouped_mm"):
         patch.setattr(torch.nn.functional, name, fakes.recorded(name), raising=False)
     decide, gpu = routes._decide, torch.device("cuda")
