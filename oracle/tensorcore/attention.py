@@ -49,7 +49,7 @@ from oracle.tensorcore.instructions import Status, instruction
 from oracle.tensorcore.predict import predict_blocks, predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as schedule
-from oracle.truth.attention import TILE, Attention
+from oracle.truth.attention import Attention
 from oracle.truth.gemm import ScaledProduct
 
 E4M3 = by_name("float8_e4m3fn")
@@ -209,7 +209,7 @@ def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, 
     rows, depth = problem.q.shape[0], max(problem.q.shape[1], problem.v.shape[1])
     width = pipeline.tile(depth, rows)
     windowed = pipeline.from_window and bool((problem.start > 0).any())
-    block = pipeline.block(depth, rows) if windowed else max(1, TILE // max(width, problem.k.shape[0]))
+    block = pipeline.block(depth, rows) if windowed else problem.at_once
     for first in range(0, rows, block):
         part = problem.rows(slice(first, first + block))
         origin = int(part.start[0]) if windowed else 0

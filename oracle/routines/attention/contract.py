@@ -79,7 +79,7 @@ class Place:
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.
         Returns None."""
-        into[self.rows, self.heads] = rows.reshape(-1, self.group, *rows.shape[1:]).to(into.dtype)
+        into[self.rows, self.heads] = rows.reshape(-1, self.group, *rows.shape[1:]).to(into)
 
 
 class AttentionContract(Contract):
@@ -483,7 +483,7 @@ class AttentionContract(Contract):
         device = next(iter(inputs.values())).device
         whole: dict[str, Tensor] = {}
         for place in self.places(inputs, options, numerics):
-            for name, rows in value(place.problem).items():
+            for name, rows in value(place.problem.near()).items():
                 shape = (tokens, heads, *rows.shape[1:])
                 into = whole.setdefault(name, torch.zeros(shape, dtype=torch.float64, device=device))
                 place.put(rows, into)
