@@ -78,6 +78,7 @@ class Pipeline:
     scales_first : ``c`` is ``fl(fl(fl(q k) softmax) log2 e)``; else ``fl(fl(softmax log2 e) fl(q k))``.
     sums_codes : the row sum is of the rounded P; a fault.
     lag : the maximum is only raised when it grows by more than so many powers of two; a fault where P saturates.
+    framed : the maximum begins at the sink, so that P is relative to it; a fault.
     rescales : O and l are rescaled when the maximum grows; without it, a fault.
     from_window : of a call with a window to the left, tiles are counted from the first key of the block's first row.
     modelled : its products are those of the instruction; without it of any accumulator, so that no bits follow.
@@ -97,6 +98,7 @@ class Pipeline:
     scales_first: bool = False
     sums_codes: bool = False
     lag: float = 0.0
+    framed: bool = False
     rescales: bool = True
     from_window: bool = True
     modelled: bool = True
@@ -342,6 +344,8 @@ def softmax_tiles(
     rows, wide, steps = len(dots), torch.float64, []
     dots = dots.to(wide).masked_fill(~problem.window(), -torch.inf)
     top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
+    if pipeline.framed and problem.sink is not None:
+        top = torch.where(problem.seen(), f32(f32(problem.sink * LOG2_E) / c), top)
     lanes = torch.zeros((rows, LANES), dtype=wide, device=c.device)
     for number, tile in enumerate(order):
         s = dots[:, tile]
@@ -385,7 +389,7 @@ def _tile_sums(steps: tuple[Step, ...], v: Tensor, width: int, pipeline: Pipelin
 
 
 def _first(step: Step) -> int:
-    return step.keys.start
+    return int(step.keys.start)
 
 
 def _whole_tiles(codes: Tensor, columns: Tensor, width: int) -> Tensor | None:
@@ -394,8 +398,10 @@ def _whole_tiles(codes: Tensor, columns: Tensor, width: int) -> Tensor | None:
     if codes.shape[1] <= width:
         return None
     count = -(-codes.shape[1] // width)
-    ones = [torch.ones((n, count), dtype=torch.float32, device=codes.device) for n in (len(codes), 1)]
-    return predict_blocks(ScaledProduct(codes, columns, *ones, block=width, b_rows=len(columns)), _chains_of(width))
+    left, right = (torch.ones((n, count), dtype=torch.float32, device=codes.device) for n in (len(codes), 1))
+    return predict_blocks(
+        ScaledProduct(codes, columns, left, right, block=width, b_rows=len(columns)), _chains_of(width)
+    )
 
 
 def _compiled(name: str) -> Any:

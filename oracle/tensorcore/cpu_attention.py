@@ -11,7 +11,7 @@ Needs numba. Not covered, and answered by :func:`supports`: pipelines that are f
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,8 +34,8 @@ f32, f64, i32, i64, u8 = np.float32, np.float64, np.int32, np.int64, np.uint8
 
 
 def supports(scores: Tensor, pipeline: Pipeline) -> bool:
-    """Whether the compiled rows compute ``scores`` ``[R, N]`` by ``pipeline``."""
-    plain = pipeline.rescales and not pipeline.lag and not pipeline.sums_codes
+    """Whether the compiled rows compute ``scores`` ``[R, N]``, float32, by ``pipeline``."""
+    plain = pipeline.rescales and not (pipeline.lag or pipeline.sums_codes or pipeline.framed)
     return scores.device.type == "cpu" and plain
 
 
@@ -52,11 +52,13 @@ def softmax_rows(
     factors, lanes = np.ones((len(tiles), rows), f32), np.zeros((rows, LANES), f32)
     top = np.full(rows, -np.inf, f32)
     spans = np.array([(tile.start, tile.stop) for tile in tiles], np.int64).reshape(-1, 2)
-    own = [t.contiguous().numpy() for t in (scores, start, stop, c)]
+    s, begin, end, factor = (t.contiguous().numpy() for t in (scores, start, stop, c))
     table, squares = _tables()
+    own = (s, begin, end, factor, spans, table, squares)
 
     def task(first: int, last: int) -> None:
-        _rows(*own, spans, table, squares, pipeline.lift, pipeline.gain, x, codes, factors, lanes, top, first, last)
+        results = (x, codes, factors, lanes, top)
+        _rows(*own, pipeline.lift, pipeline.gain, *results, first, last)
 
     workers = workers_for(rows * keys * STEP)
     step = max(1, -(-rows // (4 * workers)))
@@ -71,7 +73,7 @@ def _tables() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 @piece
-def _exp2(x: float, table: NDArray[np.int64], squares: NDArray[np.int64]) -> float:
+def _exp2(x: Any, table: NDArray[np.int64], squares: NDArray[np.int64]) -> Any:
     """:func:`oracle.numbers.mufu.exp2` of one float32."""
     if x != x:
         return f32(x)
@@ -92,7 +94,7 @@ def _exp2(x: float, table: NDArray[np.int64], squares: NDArray[np.int64]) -> flo
 
 
 @piece
-def _code(x: float) -> int:
+def _code(x: Any) -> Any:
     """The E4M3 code of a float32 that is not negative, to nearest even, saturated; NaN gives 0x7F."""
     if x != x:
         return u8(0x7F)
@@ -139,12 +141,12 @@ def _rows(
             level = f32(0.0) if grown == nothing else grown
             offset = fma(level, of_c, f32(-lift)) if lift != 0.0 else f32(level * of_c)
             for j in range(low, high):
-                value = f32(0.0)
+                value: Any = f32(0.0)
                 if scores[i, j] != nothing:
                     value = _exp2(fma(scores[i, j], of_c, f32(-offset)), table, squares)
                 x[i, j] = value
                 codes[i, j] = _code(value if gain == 1.0 else f32(value * f32(gain)))
-            a = f32(1.0)
+            a: Any = f32(1.0)
             if t:
                 a = f32(0.0)
                 if top[i] != nothing:

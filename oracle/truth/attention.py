@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,7 +135,9 @@ class Attention:
         """The copy on the CPU of a problem of a device that has few products; else the problem itself."""
         if self.q.device.type == "cpu" or self.q.numel() * self.k.shape[0] > LITTLE:
             return self
-        tensors = {f.name: x.cpu() for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        tensors: dict[str, Any] = {
+            f.name: x.cpu() for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)
+        }
         return replace(self, **tensors)
 
     def rows(self, rows: slice) -> Attention:
