@@ -39,6 +39,7 @@ from oracle.tensorcore.attention import (
 )
 from oracle.truth.attention import UNIT, Attention, exact
 from oracle.verdict.compare import Status
+from tests.support.attention_evidence import slowly
 
 E4M3 = torch.float8_e4m3fn
 CASE = "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=12,n=150,h=6,g=2,d=64,v=64"

@@ -1,4 +1,4 @@
-"""Samples of what ``python -m tests.support.attention_evidence`` counts, and the compiled walk beside its definition."""
+"""Samples of what ``python -m tests.support.attention_evidence`` counts; compiled walks beside their definition."""
 
 from __future__ import annotations
 
