@@ -49,8 +49,9 @@ GATHERED = 1 << 25  # elements of one operand gathered at a time: 256 MiB
 
 @dataclass(frozen=True)
 class Outside:
-    """Elements ``[P]`` of an output that float32 in any order cannot have given: ``rows`` and ``columns`` (int64), by how
-    much more than half a unit each misses the value (``excess``), and the magnitudes of its terms (``size``), float64.
+    """Elements ``[P]`` of an output that float32 in any order cannot have given: ``rows`` and ``columns`` (int64), by
+    how much more than half a unit each misses the value (``excess``; NaN where the element is NaN or infinite), and the
+    magnitudes of its terms (``size``), float64.
 
     They are some of those elements, not always all; the worst one, by ``excess / size``, comes first.
     """
@@ -97,7 +98,8 @@ class Screen:
         return cls(product, value, size.mul_(_gamma(product)), sa * sb * alpha)
 
     def outside(self, output: Tensor) -> Outside | None:
-        """Elements of ``output [M, N]`` (a float dtype) that are outside of the interval; None where all are inside."""
+        """Elements of ``output [M, N]`` (a float dtype) that are outside of the interval, such as NaN and infinities;
+        None where all are inside."""
         excess = _excess(output, self._value)
         left = ~(excess <= self._least)
         count = int(left.sum())
@@ -113,12 +115,13 @@ class Screen:
         found = self._outside(rows, columns, excess)
         if found is None and count > product.M + product.N:
             bad = torch.nonzero(~(excess <= self._widths * (1 + 2.0**-18)))  # and so outside by their own widths too
-            found = self._outside(*bad[: product.M + product.N].T, excess) if len(bad) else None
+            rows, columns = bad[: product.M + product.N].T
+            found = self._outside(rows, columns, excess) if len(bad) else None
         return found
 
     def reach(self, size: Tensor, acc: Accumulator) -> Tensor:
-        """How far a result of ``acc`` lies at most from the value, for elements whose terms have the magnitudes ``size``
-        (float64, any shape); infinite for an accumulator that the module's text does not bound."""
+        """How far a result of ``acc`` lies at most from the value, for elements whose terms have the magnitudes
+        ``size`` (float64, any shape); infinite for an accumulator that the module's text does not bound."""
         p = self._product
         known = acc.kind in (Sum.FUSED, Sum.FUSED_THEN_ADD) and not (acc.scales_inside or acc.flushes or acc.truncates)
         if not known or acc.dequantised is not None or acc.promotion is None:  # no chain is known where K may be cut
@@ -155,7 +158,7 @@ class Screen:
         """The magnitudes of the terms of some elements, float64 ``[P]``."""
         product, parts = self._product, []
         step = max(1, GATHERED // product.K)
-        for m, n in zip(rows.split(step), columns.split(step), strict=True):
+        for m, n in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
             few = product.take(m).left, product.take_columns(n).right
             a, b = (scaled_side(product, x) for x in few)
             size = (a.mul_(b)).abs_().sum(dim=1).mul_(abs(product.factor) * (1 + product.K * 2.0**-51))

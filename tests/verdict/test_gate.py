@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.bounds.engines import exact
 from oracle.bounds import of_schedule
+from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import float64_and_bound, ieee32_bound, near
 from oracle.bounds.screen import Screen
 from oracle.errors import NumericsError, OptionError, OracleError
