@@ -282,7 +282,7 @@ def _lines(case: Case) -> dict[str, Tensor]:
 
 
 def _six_axes(case: Case) -> dict[str, Tensor]:
-    shape = (32, 4, case["m"], 4, case["c"], case["g"])
+    shape = (32, 4, -(-case["m"] // 128), 4, -(-case["c"] // 4), case["g"])
     return {"sf_6d": torch.from_numpy(case.stream("sf").integers(0, 256, shape)).to(torch.uint8)}
 
 
@@ -468,7 +468,7 @@ _GRAMMARS: Mapping[str, Grammar] = {
         ("randn",),
         _six_axes,
         no_options,
-        shapes=("m=1,c=1,g=1", "m=2,c=3,g=3"),
+        shapes=("m=128,c=4,g=1", "m=130,c=9,g=3"),
         fixed=True,
     ),
     "pack_ue8m0_to_int": Grammar(
@@ -515,7 +515,7 @@ GOLDENS = (
     "pack_ue8m0_to_int/f32/-/m=3,c=2/family=randn/seed=7",
     "interleave_for_tma_wgmma_up/e4m3/-/g=1,n=64,k=4/family=codes/seed=7",
     "interleave_moe_scales_for_sm90_mixed_gemm/u8/-/e=1,m=64,c=4/family=randn/seed=7",
-    "convert_sf_from_mma_layout/u8/-/m=1,c=2,g=1/family=randn/seed=7",
+    "convert_sf_from_mma_layout/u8/-/m=9,c=5,g=1/family=randn/seed=7",
     "unpack_ue8m0_from_int/i32/-/m=3,c=2/family=randn/seed=7",
     "unpad_token_groups/f32/-/m=9,k=4,g=3/align=16/family=randn/seed=7",
     *(f"requantize_with_max_scale/e4m3/-/s=3,n=48,k=64/family={f}/seed=7" for f in ("codes", "randn")),

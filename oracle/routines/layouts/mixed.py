@@ -96,10 +96,15 @@ class FromMmaLayout(LayoutContract):
     name = "convert_sf_from_mma_layout"
     summary = "scale bytes of CuTe's six axes as a matrix whose memory is tiles of 128x4"
     source = "FlashInfer flashinfer/cute_dsl/utils.py convert_sf_from_mma_layout"
-    inputs = (TensorSpec("sf_6d", Kind.SCALES, ONE_BYTE, ("32", "4", "A", "4", "B", "G"), "scale bytes, any strides"),)
+    inputs = (TensorSpec("sf_6d", Kind.SCALES, ONE_BYTE, None, "scale bytes [32, 4, A, 4, B, G]"),)
     shapes: ClassVar[dict[str, str]] = {"out": "[G A 128, B 4]"}
     gpu = True
     dispatched = False
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        shape = tuple(inputs["sf_6d"].shape)
+        if len(shape) != 6 or (*shape[:2], shape[3]) != TILE:
+            raise ShapeError(f"sf_6d has shape {list(shape)}; tiles have the axes [32, 4, A, 4, B, G]")
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         sf = inputs["sf_6d"]
