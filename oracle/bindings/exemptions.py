@@ -262,6 +262,7 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "moe_gemm_fp8_nt_groupwise": "cutlass_blockwise_scaled_grouped_mm",
         "per_token_group_quant_8bit": "per_token_group_quant_fp8",
         "nvfp4_quantize_smooth": "nvfp4_quantize",
+        "nvfp4_kv_quantize": "nvfp4_quantize",  # the scale multiplies on dequantisation, scale bytes without tiles
         "e2m1_and_ufp8sf_scale_to_float": "nvfp4_dequantize",
         "swizzle_sf": "swizzle_scale",
         "reswizzle_sf": "swizzle_scale",
