@@ -98,7 +98,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 def numerics(p: Problem, machine: Machine) -> str:
     """Of products on Blackwell: one chain over K with the scales inside on sm100 and sm103; on sm120 K may be cut."""
-    if p.op not in (*GEMMS, *MIXED) or not packs_ue8m0(machine):
+    if p.op not in (*GEMMS, *MIXED, "skip_head_mid") or not packs_ue8m0(machine):
         return ""
     if p.a_dtype == p.b_dtype == "uint8" and machine.sm // 10 == 10:
         return "bounds only: two operands of four bits meet in kind mxf8f6f4 or mxf4, by release"

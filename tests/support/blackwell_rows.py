@@ -86,10 +86,6 @@ OF_POWERS = (
     "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=192,k=640,g=3",
 )
 HEADS = "fp8_gemm_nt_skip_head_mid/e4m3xe4m3-bf16/1x128:128x128/m=33,n=384,k=256"
-OF_TORCH = (
-    "torch_per_tensor_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=33,n=144,k=384",
-    "torch_per_token_w8a8_scaled_mm/e4m3xe4m3-bf16/token:channel/m=33,n=144,k=384/bias=bf16",
-)
 NV_LAYER, MIXED_LAYER = "nvfp4/bf16xe2m1-bf16/1x16:1x16", "mxfp8_mxfp4/bf16xe2m1-bf16/1x32:1x32"
 LAYERS = (
     (NV_LAYER, "", "sm121"), (MIXED_LAYER, "", "sm103"), (MIXED_LAYER, "", "sm120"),
@@ -136,7 +132,6 @@ ROWS = (
     *(Row(case, arch, (), "deep_gemm") for case in MIXES for arch in ("sm100", "sm103", "sm120")),
     *(Row(case, arch, (), "deep_gemm", powers=True) for case in OF_POWERS for arch in ("sm100", "sm103", "sm120")),
     *(Row(HEADS, arch, (), "deep_gemm", powers=True) for arch in ("sm100", "sm103")),
-    *(Row(case, arch, (), "torch") for case in OF_TORCH for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(case, arch, (), VLLM) for case in (*LINEAR, BLOCK_LINEAR) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(GROUPED + size, arch, (), VLLM) for size in ("m=70", "m=40") for arch in ("sm100", "sm103")),
     *(Row(PER_TENSOR, arch, (), "flashinfer") for arch in ("sm100", "sm103", "sm120", "sm121")),
@@ -324,6 +319,12 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
                     yield name, how, {name: x}
         elif name in ("recipe_a", "recipe_b") and value is not None:
             yield name, "the other", {name: (1, 160 - value[1])}
+        elif name == "recipe" and value is not None:
+            yield name, "of every row", {name: (1, 1, 128)}
+        elif name == "head_splits":
+            left, mid, right = value
+            yield name, "the gap first", {name: (mid, left, right)}
+            yield name, "64 on", {name: (left - 64, mid, right + 64)}
         elif name in ("c", "bias") and value is not None:
             yield name, "none", {name: None}
             yield name, "twice", {name: value * 2}

@@ -828,35 +828,6 @@ class Libraries:
 
     # --- torch ------------------------------------------------------------------------------------------------------
 
-    def _scaled_mm(
-        self,
-        input: Tensor,
-        mat2: Tensor,
-        scale_a: Tensor,
-        scale_b: Tensor,
-        bias: Tensor | None = None,
-        scale_result: Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        use_fast_accum: bool = False,
-    ) -> Tensor:
-        """``input [M, K]`` by the column-major ``mat2 [K, N]``, a float32 scale each or one of a row and of a column;
-        a bias is read as dense memory."""
-        need(input.dtype is mat2.dtype is E4M3 and input.shape[1] == mat2.shape[0], "shapes cannot be multiplied")
-        need(input.stride(1) == mat2.stride(0) == 1 and input.shape[1] % 16 == mat2.shape[1] % 16 == 0, "layout")
-        need(scale_a.dtype is scale_b.dtype is torch.float32 and scale_result is None and not use_fast_accum, "scales")
-        (m, _), n = input.shape, mat2.shape[1]
-        one = scale_a.numel() == scale_b.numel() == 1
-        rows = tuple(scale_a.shape) == (m, 1) and tuple(scale_b.shape) == (1, n)
-        need(one or rows and scale_a.is_contiguous() and scale_b.is_contiguous(), "Invalid scaling configuration")
-        out_dtype = out_dtype or E4M3
-        need(out_dtype is torch.bfloat16 or one and out_dtype in (torch.float16, torch.float32), "output dtype")
-        need(bias is None or bias.dtype is out_dtype is not torch.float32 and bias.numel() == n, "bias")
-        name = "torch_per_tensor_w8a8_scaled_mm" if one else "torch_per_token_w8a8_scaled_mm"
-        operands = {"qinput": input, "weight": mat2, "scale_a": scale_a, "scale_b": scale_b}
-        operands |= {} if bias is None else {"bias": dense("bias", bias)}
-        out = torch.full((m, n), float("nan"), dtype=out_dtype)
-        return self.multiply(name, operands, out, "", "exact")
-
     def scaled_grouped_mm(
         self,
         mat_a: Tensor,
@@ -1018,7 +989,6 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     patch.setattr(deep_gemm, "compiled_gemm", lambda: None)
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
-    patch.setattr(torch, "_scaled_mm", fakes.recorded("_scaled_mm"))
     for name in ("scaled_mm", "scaled_grouped_mm"):
         patch.setattr(torch.nn.functional, name, fakes.recorded(name), raising=False)
     decide, gpu = routes._decide, torch.device("cuda")
