@@ -214,8 +214,13 @@ def any_order(
     panel0: int,
     panel1: int,
 ) -> bool:
-    """B3 instead, with the arguments of :func:`residue` and ``out`` ``[UNORDERED, M, N]``, whose first three stay 0;
-    ``relative``: what a step and an addition of chains may lose of the sum. Whether every error came to rest."""
+    """B3 instead: ``out`` ``[UNORDERED, M, N]`` as of :func:`residue`, whose first three quantities stay 0. Whether
+    every error came to rest.
+
+    ``a``, ``a_exponent`` ``[M, Kp]``, ``sa [M, B]``, ``b [R, K]``, ``b_value``, ``b_exponent`` ``[codes]``, ``sb
+    [ceil(R / b_rows), B]``, ``columns [N]``, ``source [Kp]`` and ``tiles [tiles, 4]`` as there; ``relative``: what a
+    step and an addition of chains may lose of the sum.
+    """
     longest = (tiles[:, 1] - tiles[:, 0]).max()
     value = np.zeros((longest, 2, LANES))
     exponent = np.zeros((longest, LANES), np.int8)

@@ -5,7 +5,8 @@
 ``b`` is kept twice, its elements above zero and the magnitudes of those below, with zeros for the others, which add
 nothing; the sign of ``a_k`` says which of the two counts. Every product is added by one fma, in ascending order.
 
-Not covered (:func:`rounds_toward_zero`): a direction of rounding on machines without x86's FMA.
+Not covered: NaN and infinities, of which callers leave what they enter to the definitions; a direction of rounding on
+machines without x86's FMA (:func:`~oracle.tensorcore.cpu_truncation.rounds_toward_zero`), where :func:`apart` serves.
 Source: IEEE 754-2019, 4.3, for the rounding; :mod:`oracle.tensorcore.cpu_truncation` for the register that sets it.
 """
 
@@ -87,7 +88,8 @@ add_products = intrinsic(_add)
 def toward_zero(
     a: NDArray[np.float64], k: int, b: NDArray[np.float64], kb: int, count: int, s: NDArray[np.float64], q: int
 ) -> None:
-    """:func:`add_products`, each sum rounded toward zero."""
+    """:func:`add_products`, each sum rounded toward zero. Float64 ``a [K]``, ``b [., 2, LANES]`` and ``s [Q]``, without
+    NaN."""
     nearest = read_control()
     write_control(u32(nearest | u32(TOWARD_ZERO)))
     add_products(a, k, b, kb, count, s, q)
@@ -99,7 +101,7 @@ def apart(
     a: NDArray[np.float64], k: int, b: NDArray[np.float64], kb: int, count: int, s: NDArray[np.float64], q: int
 ) -> None:
     """What :func:`toward_zero` gives sums that start at ``2^52 u`` and stay below ``2^53 u``, on any machine: each
-    product is cut to a multiple of ``u`` before."""
+    product is cut to a multiple of ``u`` before. Float64 ``a [K]``, ``b [., 2, LANES]`` and ``s [Q]``, without NaN."""
     for i in range(count):
         size = abs(a[k + i])
         negative = u32(a[k + i] < 0)

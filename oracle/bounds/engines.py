@@ -303,7 +303,8 @@ def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tupl
     """``lo`` and ``hi`` of :func:`compiled_residue` where ``wanted``, bool ``[M, N]``, and 0 elsewhere, float64 ``[M,
     N]``; None where an operand is not finite, or the compiled pass cannot take the product.
 
-    No interval may be open (:func:`oracle.bounds.product.may_overflow`): that is not looked at.
+    No interval may be open (:func:`oracle.bounds.product.may_overflow`): that is not looked at. No NaN is given.
+    Source: :func:`oracle.bounds.product.residue_bound`, whose values these are.
     """
     finite = (
         product.left.finite

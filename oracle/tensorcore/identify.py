@@ -311,7 +311,7 @@ def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """:func:`off_midpoint` of the value of each element, a float64 sum."""
+    """:func:`off_midpoint` of the value of each element, a float64 sum, in ``dtype``: float64 ``[M, N]`` both."""
     value = sum(product.sigma(b) * (product.left.value(k) @ product.right.value(k).T) for b, k in product.blocks())
     assert isinstance(value, Tensor)
     value = value * product.factor

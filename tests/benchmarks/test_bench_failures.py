@@ -51,7 +51,7 @@ oracle.judge(sys.argv[2], tensors, tensors.pop("out"))
 print(imported, time.process_time())
 """
 UNKNOWN = ("no known bits", "float32 in any order", "K in uneven parts")
-"""Legal outputs without known bits: exact values, which no admitted schedule gives, and those of two other arithmetics."""
+"""Legal outputs without known bits: exact values, which no admitted schedule gives, and those of other arithmetics."""
 RIGHT = ("right", *UNKNOWN)
 Side = Callable[[], object]
 
