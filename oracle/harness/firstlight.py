@@ -202,9 +202,9 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         ),
         Step(
             "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
-            (*judged, "--contract", "*gemm_nt*", "--limit", str(CALL), "--keep", str(folder / "captures")),
+            (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
             60,
-            "outputs of DeepGEMM's products, for `fixtures adopt`",
+            "outputs of the dense block product, for `fixtures adopt`",
             fresh=folder / "captures",
         ),
         Step(

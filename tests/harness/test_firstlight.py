@@ -15,6 +15,7 @@ from oracle import cli
 from oracle.errors import FixtureError
 from oracle.harness import firstlight, subjects
 from oracle.harness.firstlight import DIFFERS, DONE, FAILED, HOLDS, LATE, LEFT, UNASKED, Step
+from oracle.routines import registered
 from oracle.tensorcore.fingerprint import fingerprint
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.probes import Shape
@@ -198,10 +199,11 @@ def test_answers_of_another_machine_are_not_continued(tool: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["sm90", "sm103", "sm121"])
 def test_every_step_is_a_command_of_the_tool(arch: str, tmp_path: Path) -> None:
-    """Their arguments parse; block-scaled instructions are asked where there are some."""
+    """Their arguments parse and name contracts; block-scaled instructions are asked where there are some."""
     chosen = firstlight.steps(arch, tmp_path)
     for one in chosen:
-        cli.parser().parse_args(one.asked(one.seconds))
+        arguments = cli.parser().parse_args(one.asked(one.seconds))
+        assert getattr(arguments, "contract", None) in (None, *registered())
     assert ("reading-nvf4" in {one.name for one in chosen}) == (arch != "sm90")
 
 
