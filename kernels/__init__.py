@@ -25,6 +25,7 @@ from .mx import *
 from .mx_columns import *
 from .mx_experts import *
 from .mx_forms import *
+from .mx_fused import *
 from .mx_logits import *
 from .mx_moe import *
 from .mx_products import *

@@ -44,7 +44,7 @@ EPSILON = 1e-6
 
 
 def _run_silu(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
-    return _route("quant_gated", x.device, x).gated_static(x, scale.reshape(1), rounding)
+    return backend_of("quant_gated", x.device, x).gated_static(x, scale.reshape(1), rounding)
 
 
 def _run_silu_block(
@@ -55,53 +55,53 @@ def _run_silu_block(
     is_scale_transposed: bool = False,
     rounding: str = "none",
 ) -> tuple[Tensor, Tensor]:
-    run = _route("quant_gated", x.device, x, group_size)
+    run = backend_of("quant_gated", x.device, x, group_size)
     return run.gated_group(x, group_size, rounding, 0.0, SCALE_FLOOR, scale_ub, False, is_scale_transposed, None)
 
 
 def _run_silu_masked(
     x: Tensor, masked_m: Tensor, *, group_size: int = BLOCK, use_ue8m0: bool = False, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:
-    run = _route("quant_gated", x.device, x, group_size)
+    run = backend_of("quant_gated", x.device, x, group_size)
     return run.gated_group(x, group_size, rounding, GROUP_EPS, 0.0, None, use_ue8m0, False, masked_m)
 
 
 def _run_silu_bf16(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
-    return _route("quant_gated", x.device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
+    return backend_of("quant_gated", x.device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
 
 
 def _run_masked(
     x: Tensor, masked_m: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS, use_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
-    run = _route("quant_gated", x.device, x, group_size)
+    run = backend_of("quant_gated", x.device, x, group_size)
     return run.gated_group(x, group_size, "plain", eps, 0.0, None, use_ue8m0, False, masked_m)
 
 
 def _run_static(
     x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> Tensor:
-    run = _route("quant_norm", x.device, x)
+    run = backend_of("quant_norm", x.device, x)
     return run.norm_static(x, weight, None, scale.reshape(1), epsilon, rounding, True)[0]
 
 
 def _run_added(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:
-    run = _route("quant_norm", x.device, x)
+    run = backend_of("quant_norm", x.device, x)
     q, z = run.norm_static(x, weight, residual, scale.reshape(1), epsilon, rounding, True)
     assert z is not None
     return q, z
 
 
 def _run_float(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
-    run = _route("quant_norm", x.device, x)
+    run = backend_of("quant_norm", x.device, x)
     return run.norm_static(x, weight, None, scale.reshape(1), epsilon, "none", False)[0]
 
 
 def _run_float_added(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
-    run = _route("quant_norm", x.device, x)
+    run = backend_of("quant_norm", x.device, x)
     q, z = run.norm_static(x, weight, residual, scale.reshape(1), epsilon, "none", False)
     assert z is not None
     return q, z
@@ -115,7 +115,7 @@ def _run_token(
     scale_ub: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    return _route("quant_norm", x.device, x).norm_group(x, weight, residual, epsilon, x.shape[1], scale_ub, False)
+    return backend_of("quant_norm", x.device, x).norm_group(x, weight, residual, epsilon, x.shape[1], scale_ub, False)
 
 
 def _run_block(
@@ -128,7 +128,7 @@ def _run_block(
     residual: Tensor | None = None,
     is_scale_transposed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    run = _route("quant_norm", x.device, x, group_size)
+    run = backend_of("quant_norm", x.device, x, group_size)
     return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
 
 
@@ -480,8 +480,12 @@ def rms_norm_dynamic_per_token_quant(
     -------
     q, scale, z
         ``q [M, H]`` E4M3, ``scale [M, 1]`` float32, the sum in the dtype of ``x`` (None without a residual).
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
     """
-    _norm(x, weight, epsilon, residual, scale_ub)
+    check_norm(x, weight, epsilon, residual, scale_ub)
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.rms_norm_dynamic_per_token_quant
         q, scale, z = op(x, weight, epsilon, scale_ub, residual)
@@ -507,9 +511,9 @@ def rms_norm_per_block_quant(
 
     With ``is_scale_transposed`` the scale has strides ``(1, M)``.
 
-    Raises OptionError, ShapeError.
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
     """
-    _norm(x, weight, epsilon, residual, scale_ub)
+    check_norm(x, weight, epsilon, residual, scale_ub)
     checks.positive("group_size", group_size)
     checks.multiple("H", x.shape[1], group_size, f"choose a group_size that divides {x.shape[1]}")
     if torch.compiler.is_compiling():
@@ -584,7 +588,7 @@ def rope_quantize_fp8(
         op = torch.ops.fp8_kernels.rope_quantize_fp8
         q1, k1, q2, k2 = op(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, *factors)
         return q1, k1, q2, k2
-    run = _route("quant_rope", device, q_rope)
+    run = backend_of("quant_rope", device, q_rope)
     (q1, q2), (k1, k2) = (
         run.rope(rotated, other, cos_sin_cache, pos_ids, is_neox, factor)
         for rotated, other, factor in ((q_rope, q_nope, factors[0]), (k_rope, k_nope, factors[1]))
@@ -620,7 +624,8 @@ def mla_rope_quantize_fp8(
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK) -> Backend:
+def backend_of(op: str, device: torch.device, x: Tensor, group: int = BLOCK) -> Backend:
+    """The backend of a fused quantiser for rows like those of ``x``, of any rank and dtype; decided once a context."""
     decisions, key = context.current().decisions, (op, device, group, x.dtype, x.shape[-1])
     backend: Backend | None = decisions.get(key)
     if backend is not None:
@@ -648,9 +653,15 @@ def _masked(x: Tensor, masked_m: Tensor) -> torch.device:
     return checks.same_device(x=x, masked_m=masked_m)
 
 
-def _norm(
+def check_norm(
     x: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None, scale_ub: Tensor | None = None
 ) -> torch.device:
+    """The device of checked operands of an RMS norm.
+
+    ``x`` and ``residual`` ``[M, H]``, ``weight`` ``[H]`` of the same dtype; ``scale_ub`` one float32 value.
+
+    Raises DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError.
+    """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 1)
     checks.dtype("weight", checks.rank("weight", weight, 1), x.dtype)
@@ -674,7 +685,7 @@ def _static(
     rounding: str,
     rounded_sum: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    device = _norm(x, weight, epsilon, residual)
+    device = check_norm(x, weight, epsilon, residual)
     checks.scalar("scale", scale)
     checks.same_device(x=x, scale=scale)
     if rounding not in ROUNDINGS:
@@ -686,5 +697,5 @@ def _static(
             return op(x, weight, scale, *options), None
         q, z = op(x, residual, weight, scale, *options)
         return q, z
-    run = _route("quant_norm", device, x)
+    run = backend_of("quant_norm", device, x)
     return run.norm_static(x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum)

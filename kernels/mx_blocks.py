@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .backends.declaration import Blocks
+from .backends.declaration import Blocks, Matrices
 from .checks import WIDE
 from .errors import OptionError, ShapeError, shown
 from .layout import swizzle_scale
@@ -115,6 +115,7 @@ def quantised(
     global_scale: Tensor | None = None,
     inversed: bool = False,
     gated: bool = False,
+    matrices: Matrices | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Codes and scale bytes of a matrix by the backend of the plan.
 
@@ -135,6 +136,8 @@ def quantised(
     global_scale
         float32 ``[1]`` or ``[M]``: blocks of 16 under E4M3 scales (:func:`two_levels`, ``inversed``). None: blocks of
         32 under E8M0 scales.
+    matrices
+        ``x`` has the rows of several, each with tiles of its own, and a ``global_scale`` for each or for all.
 
     Returns
     -------
@@ -151,11 +154,11 @@ def quantised(
     if layout != LINEAR:
         _tile(layout)
     how = Blocks(element, rounding, layout, inversed, gated)
-    return quantised_again(op, x, how, columns or x.shape[1] >> gated, global_scale)
+    return quantised_again(op, x, how, columns or x.shape[1] >> gated, global_scale, matrices)
 
 
 def quantised_again(
-    op: str, x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None
+    op: str, x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None, matrices: Matrices | None = None
 ) -> tuple[Tensor, Tensor]:
     """:func:`quantised` of operands and options like those of a call that was checked.
 
@@ -167,10 +170,10 @@ def quantised_again(
     if x.shape[0] == 0:
         checks.nonempty("x", x, 0, 1)
     element, rounding, layout, inversed, gated = how
-    own = rounding == "rceil" and element != "e5m2" and not inversed and not gated
+    own = rounding == "rceil" and element != "e5m2" and not inversed and not gated and matrices is None
     usual = own and (global_scale is None or global_scale.numel() == 1)
     key = ("a_dtype", dtype_name(x.dtype)), ("tiles", layout), ("recipe", "usual" if usual else "other")
-    return route(op, x.device, *key).quant_blocks(x, how, columns, global_scale)
+    return route(op, x.device, *key).quant_blocks(x, how, columns, global_scale, matrices)
 
 
 def block_amax(blocks: Tensor) -> Tensor:
@@ -248,6 +251,48 @@ def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str
         )
     tiles = scale.reshape(down, across, row, height // row, 4).permute(0, 3, 2, 1, 4)
     return tiles.reshape(down * height, across * 4)[:m, :c].contiguous()
+
+
+def size_of_matrices(m: int, columns: int, tile: str, matrices: Matrices) -> int:
+    """Scales that the memory of ``m`` rows of matrices holds, each matrix in tiles of its own."""
+    if matrices.offsets is None:
+        return matrices.number * size_of(m // matrices.number, columns, tile)
+    return size_of(rows_of_scales(m, matrices.number), columns, tile)
+
+
+def rows_of_scales(m: int, experts: int) -> int:
+    """Rows of scale bytes that either placement of ``m`` rows fits into."""
+    height = HEIGHTS["128x4"]
+    return (m + (height - 1) * experts) // height * height
+
+
+def expert_places(m: int, matrices: Matrices) -> tuple[Tensor, Tensor]:
+    """The matrix of every row (their count for none), and its row of scale bytes, -1 for none.
+
+    ``matrices`` with offsets; returns int64 ``[m]`` each.
+    """
+    assert matrices.offsets is not None, "the rows of matrices of one height have their places by division"
+    height, ends = HEIGHTS["128x4"], matrices.offsets.to(torch.int64)
+    row = torch.arange(m, device=ends.device, dtype=torch.int64)
+    matrix = torch.searchsorted(ends[1:].contiguous(), row, right=True)
+    if matrices.placement == "flashinfer":
+        index = torch.arange(len(ends), device=ends.device, dtype=torch.int64)
+        start = (ends + (height - 1) * index) // height * height
+    else:
+        padded = (ends.diff() + height - 1) // height * height
+        start = torch.nn.functional.pad(padded.cumsum(0), (1, 0))
+    return matrix, torch.where(row < ends[-1], row - ends[matrix] + start[matrix], -1)
+
+
+def scattered_scales(scale: Tensor, row: Tensor, experts: int) -> Tensor:
+    """Scale bytes at their rows, in 128x4 tiles; those of no expert fall into a row that is cut off.
+
+    ``scale`` ``[M, C]`` uint8, ``row`` ``[M]`` int64, -1 for none; returns uint8 ``[bytes]``.
+    """
+    height = rows_of_scales(scale.shape[0], experts)
+    whole = torch.zeros(height + 1, scale.shape[1], dtype=torch.uint8, device=scale.device)
+    whole[torch.where(row < 0, height, row)] = scale
+    return swizzle_scale(whole[:height])
 
 
 def times(values: Tensor, scale: Tensor) -> Tensor:

@@ -21,18 +21,10 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .backends.declaration import Matrices
 from .checks import WIDE
 from .errors import OptionError, ShapeError, shown
-from .layout import swizzle_scale
-from .mx import mxfp8_quantize
-from .mx_blocks import (
-    EVEN_OF_FINITE,
-    LINEAR,
-    MX_BLOCK,
-    NVFP4_BLOCK,
-    compiled_op,
-    quantised,
-)
+from .mx_blocks import EVEN_OF_FINITE, MX_BLOCK, NVFP4_BLOCK, compiled_op, quantised, rows_of_scales
 from .operators import empty
 from .verbs import verb
 
@@ -121,7 +113,7 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
     checks.same_device(x=x, mask=mask, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_grouped_quantize", x, mask, global_scale)
-    return _masked_nvfp4(x, global_scale)
+    return _masked("nvfp4", x, global_scale)
 
 
 @verb("quant_nvfp4", outputs=("q", "scale"), fake=_masked_silu_fake)
@@ -139,7 +131,7 @@ def silu_and_mul_scaled_nvfp4_experts_quantize(x: Tensor, mask: Tensor, global_s
     checks.same_device(x=x, mask=mask, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_scaled_nvfp4_experts_quantize", x, mask, global_scale)
-    return _masked_nvfp4(x, global_scale, gated=True)
+    return _masked("nvfp4", x, global_scale, gated=True)
 
 
 @verb("quant_mxfp8", outputs=("q", "scale"), fake=_masked_fake)
@@ -152,12 +144,11 @@ def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises DeviceError, InputError.
     """
-    g, _, _ = _buffers(x, mask)
+    _buffers(x, mask)
     checks.same_device(x=x, mask=mask)
     if torch.compiler.is_compiling():
         return compiled_op("mxfp8_grouped_quantize", x, mask)
-    q, scale = mxfp8_quantize(x.flatten(0, 1), LINEAR)
-    return _expert_last(q, scale, g)
+    return _masked("mxfp8", x)
 
 
 @verb("quant_nvfp4", outputs=("q", "scale"), fake=_experts_fake)
@@ -269,11 +260,6 @@ def _gated(x: Tensor, width: int) -> None:
     checks.multiple("2 I", x.shape[1], 2 * width, f"{width} values share a scale; pad I")
 
 
-def rows_of_scales(m: int, experts: int) -> int:
-    """Rows of scale bytes that either placement of ``m`` rows fits into."""
-    return (m + (HEIGHT - 1) * experts) // HEIGHT * HEIGHT
-
-
 def expert_rows(
     kind: str,
     x: Tensor,
@@ -302,20 +288,33 @@ def expert_rows(
     q, scale
         Codes ``[M, columns]``, two E2M1 codes a byte, and uint8 scales, flat, in 128x4 tiles.
     """
-    experts = expert_offsets.shape[0] - 1
-    expert, row = _rows(x.shape[0], expert_offsets, placement)
     element, rounding = ROWS[kind]
-    factor = None if global_scale is None else global_scale[expert.clamp(max=experts - 1)]
-    q, scale = quantised(
-        f"quant_{kind}", x, element, rounding=rounding, layout=LINEAR, columns=columns, global_scale=factor, gated=gated
+    return quantised(
+        f"quant_{kind}",
+        x,
+        element,
+        rounding=rounding,
+        columns=columns,
+        global_scale=global_scale,
+        gated=gated,
+        matrices=Matrices(expert_offsets.shape[0] - 1, expert_offsets, placement),
     )
-    return q, _scattered(scale, row, experts)
 
 
-def _masked_nvfp4(x: Tensor, global_scale: Tensor, gated: bool = False) -> tuple[Tensor, Tensor]:
-    factor = global_scale.repeat_interleave(x.shape[1])
-    q, scale = quantised("quant_nvfp4", x.flatten(0, 1), "e2m1", layout=LINEAR, global_scale=factor, gated=gated)
-    return _expert_last(q, scale, x.shape[0])
+def _masked(kind: str, x: Tensor, global_scale: Tensor | None = None, gated: bool = False) -> tuple[Tensor, Tensor]:
+    """Codes and bytes of all rows in the views that masked products take."""
+    (g, m, _), (element, rounding) = x.shape, ROWS[kind]
+    q, scale = quantised(
+        f"quant_{kind}",
+        x.flatten(0, 1),
+        element,
+        rounding=rounding,
+        global_scale=global_scale,
+        gated=gated,
+        matrices=Matrices(g),
+    )
+    tiles = scale.view(g, -(-m // HEIGHT), -1, 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+    return q.view(g, m, q.shape[1]).permute(1, 2, 0), tiles
 
 
 def _check_nvfp4_experts(x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str) -> None:
@@ -331,14 +330,6 @@ def _buffers(x: Tensor, mask: Tensor) -> tuple[int, int, int]:
     return g, m, k
 
 
-def _expert_last(q: Tensor, scale: Tensor, g: int) -> tuple[Tensor, Tensor]:
-    """Codes and bytes of all rows in the views that masked products take."""
-    tiles = swizzle_scale(scale.reshape(g, -1, scale.shape[1]))
-    down, across = -(-scale.shape[0] // g // HEIGHT), -(-scale.shape[1] // 4)
-    view = tiles.reshape(g, down, across, 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
-    return q.reshape(g, -1, q.shape[1]).permute(1, 2, 0), view
-
-
 def _placed(x: Tensor, offsets: Tensor, placement: str) -> int:
     """The number of experts of a checked call."""
     checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 2), *WIDE), 0, 1)
@@ -348,25 +339,3 @@ def _placed(x: Tensor, offsets: Tensor, placement: str) -> int:
     if placement not in PLACEMENTS:
         raise OptionError(f"placement={shown(placement)}: there are {', '.join(PLACEMENTS)}")
     return offsets.shape[0] - 1
-
-
-def _rows(m: int, offsets: Tensor, placement: str) -> tuple[Tensor, Tensor]:
-    """The expert of every row (G for none), and its row of scale bytes."""
-    row = torch.arange(m, device=offsets.device, dtype=torch.int64)
-    ends = offsets.to(torch.int64)
-    expert = torch.searchsorted(ends[1:].contiguous(), row, right=True)
-    if placement == "flashinfer":
-        index = torch.arange(len(ends), device=offsets.device)
-        start = (ends + (HEIGHT - 1) * index) // HEIGHT * HEIGHT
-    else:
-        padded = (ends.diff() + HEIGHT - 1) // HEIGHT * HEIGHT
-        start = torch.nn.functional.pad(padded.cumsum(0), (1, 0))
-    return expert, torch.where(row < ends[-1], row - ends[expert] + start[expert], -1)
-
-
-def _scattered(scale: Tensor, row: Tensor, experts: int) -> Tensor:
-    """Scale bytes ``[M, C]`` at their rows, in tiles; those of no expert fall into a row that is cut off."""
-    height = rows_of_scales(scale.shape[0], experts)
-    whole = torch.zeros(height + 1, scale.shape[1], dtype=torch.uint8, device=scale.device)
-    whole[torch.where(row < 0, height, row)] = scale
-    return swizzle_scale(whole[:height])

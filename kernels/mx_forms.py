@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .backends.declaration import Matrices
 from .checks import WIDE
 from .errors import OptionError, ShapeError, shown
-from .layout import shuffled_rows, swizzle_scale
+from .layout import shuffled_rows
 from .mx import mxfp4_fake, mxfp8_fake, mxfp8_quantize, nvfp4_fake
 from .mx_blocks import (
     FP4_EMAX,
@@ -31,7 +32,6 @@ from .mx_blocks import (
     FP4_MAX,
     FP4_VALUES,
     HEIGHTS,
-    LINEAR,
     MX_BLOCK,
     NAN_BYTE,
     NVFP4_BLOCK,
@@ -486,8 +486,15 @@ def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4
     checks.scalar("global_scale", global_scale)
     checks.same_device(x=x, global_scale=global_scale)
     batch, m, k = x.shape
-    q, scale = _two_levels(x.flatten(0, 1), global_scale, LINEAR)
-    return q.reshape(batch, m, k // 2), swizzle_scale(scale.reshape(batch, m, -1), layout)
+    q, scale = quantised(
+        "quant_nvfp4",
+        x.flatten(0, 1),
+        "e2m1",
+        layout=layout,
+        global_scale=global_scale.reshape(1),
+        matrices=Matrices(batch),
+    )
+    return q.view(batch, m, k // 2), scale.view(batch, -1)
 
 
 @verb("cast", outputs=("q", "scale"), fake=_two_levels_fake)

@@ -177,9 +177,10 @@ def gate(contract: str, *, arch: str = "sm90", numerics: str | None = None) -> G
         A rejected output is one that :func:`judge` calls FAILED. An accepted one has the bits of a schedule, or lies as
         a whole in a proved interval of the contract, to within half a unit in the last place. Of a product,
         :func:`judge` may still find the bits of a known fault of accumulation in it, and says MISTRUSTED where the
-        inputs could not have shown a fault. For a product two float64 matrix products are computed, its value and the
-        sum of the magnitudes, once for each call that is prepared, and a third where all scales are powers of two. An
-        output outside of float32 in any order, of which a few elements lie within another accumulator of ``arch``,
+        inputs could not have shown a fault. For a product one float64 matrix product and an eighth of another are
+        computed, once for each call that is prepared; a second one only where many elements are left open, a third
+        where all scales are powers of two. An output outside of float32 in any order is refused by its worst element;
+        one of which a few elements lie within another accumulator of ``arch``
         costs what :func:`judge` does; so does a declared schedule.
 
     Raises

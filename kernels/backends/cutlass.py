@@ -25,7 +25,7 @@ from ..errors import MissingPackageError, NoBackendError
 from ..records import Machine, Problem, vllm_libraries
 from ..support import BLACKWELL, BLOCKS, TIGHT_MX
 from ._host import dense, on_its_device
-from .declaration import Backend, Blocks, Product
+from .declaration import Backend, Blocks, Matrices, Product
 
 log = logging.getLogger(__name__)
 ELF = b"\x7fELF"
@@ -243,7 +243,9 @@ def nvfp4_product(p: Product) -> None:
 
 
 @on_its_device
-def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def quant_blocks(
+    x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None, matrices: Matrices | None = None
+) -> tuple[Tensor, Tensor]:
     """``scaled_fp4_quant`` into outputs of zeros: it does not write the padding of the scales.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.

@@ -100,6 +100,24 @@ class Blocks(NamedTuple):
     gated: bool
 
 
+class Matrices(NamedTuple):
+    """Whose rows are quantised: matrices one after another, each with tiles of scale bytes of its own.
+
+    Attributes
+    ----------
+    number
+        How many; the global scale of NVFP4 is one, or ``[number]``.
+    offsets
+        int32 ``[number + 1]``: the first row of each, and behind the last one's; None: all have as many rows.
+    placement
+        Of tiles under ``offsets``, as of :func:`kernels.scaled_fp4_experts_quant`.
+    """
+
+    number: int
+    offsets: Tensor | None = None
+    placement: str = "tight"
+
+
 class Scales(NamedTuple):
     """The block scales of an operand in their memory.
 
@@ -314,6 +332,10 @@ class Backend:
         [Tensor, Tensor, Tensor | None, float, int, Tensor | None, bool], tuple[Tensor, Tensor, Tensor | None]
     ] = _absent
     """``(x, weight, residual, epsilon, group, scale_ub, transposed)``: codes, scales and the sum."""
+    norm_blocks: Callable[
+        [Tensor, Tensor, Tensor | None, float, str, Blocks, Tensor | None], tuple[Tensor, Tensor, Tensor | None]
+    ] = _absent
+    """``(x, weight, residual, epsilon, rounding, blocks, global_scale)``: codes, scale bytes and the sum."""
     rope: Callable[[Tensor, Tensor, Tensor, Tensor, bool, float], Pair] = _absent
     """``(rotated, other, cos_sin_cache, pos_ids, is_neox, factor)``: the codes of both."""
     cache_store: Callable[[tuple[Part, ...], Slots], None] = _absent
@@ -327,8 +349,9 @@ class Backend:
         _absent
     )
     """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
-    quant_blocks: Callable[[Tensor, Blocks, int, Tensor | None], Pair] = _absent
-    """``(x, blocks, columns, global_scale)``: blocks that share a scale byte."""
+    quant_blocks: Callable[[Tensor, Blocks, int, Tensor | None, Matrices | None], Pair] = _absent
+    """``(x, blocks, columns, global_scale, matrices)``: blocks that share a scale byte; ``matrices`` under recipes that
+    are not the usual one."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -445,7 +468,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "quant_tensor": (("quant_static", "quant_tensor"),),
     "quant_reciprocal": (("reciprocal_quantiser",),),
     "quant_gated": (("gated_static", "gated_group", "gated_group_bf16"),),
-    "quant_norm": (("norm_static", "norm_group"),),
+    "quant_norm": (("norm_static", "norm_group", "norm_blocks"),),
     "quant_rope": (("rope",),),
     "quant_cache": (("cache_store", "cache_tiles", "cache_nvfp4", "cache_gather"),),
     **{op: (("quant_blocks",),) for op in support.BLOCK_QUANTISERS},

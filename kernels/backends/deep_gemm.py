@@ -98,7 +98,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 def numerics(p: Problem, machine: Machine) -> str:
     """Of products on Blackwell: one chain over K with the scales inside on sm100 and sm103; on sm120 K may be cut."""
-    if p.op not in (*GEMMS, *MIXED) or not packs_ue8m0(machine):
+    if p.op not in (*GEMMS, *MIXED, "skip_head_mid") or not packs_ue8m0(machine):
         return ""
     if p.a_dtype == p.b_dtype == "uint8" and machine.sm // 10 == 10:
         return "bounds only: two operands of four bits meet in kind mxf8f6f4 or mxf4, by release"
@@ -236,7 +236,7 @@ def grouped_masked(
     m = a.shape[1]
     if m % MASKED_TILE and a.shape[0] > 1:
         lead = m + (-m % MASKED_TILE)
-        a, a_scale = _pad_groups(a, lead), _pad_groups(a_scale, lead)
+        a, a_scale = _pad_groups(a, lead), _pad_scales(a_scale, lead)
         target = torch.empty(out.shape[0], lead, out.shape[2], dtype=out.dtype, device=out.device)
     else:
         target = writable(out)
@@ -366,7 +366,7 @@ def mixed(p: Product, *, op: str) -> None:
         if m % MASKED_TILE and groups > 1:
             lead = m + (-m % MASKED_TILE)
             codes = _pad_groups(codes.view(torch.uint8), lead).view(codes.dtype)
-            scale = torch.nn.functional.pad(scale, (0, 0, 0, lead - m), value=ONE[scale.dtype])
+            scale = _pad_scales(scale, lead)
             target = torch.empty(groups, lead, n, dtype=out.dtype, device=out.device)
         counts = (rows.table[1] - rows.table[0]).contiguous()
         y = target.view(groups, lead, n)
@@ -399,6 +399,11 @@ def _packed_words(scale: Tensor) -> Tensor:
         return get_mn_major_tma_aligned_packed_ue8m0_tensor(scale)
     whole = torch.nn.functional.pad(scale, (0, -scale.shape[2] % 4)).contiguous()
     return column_major(whole.view(torch.int32), ALIGNMENT // 4)
+
+
+def _pad_scales(scale: Tensor, lead: int) -> Tensor:
+    """``[G, M, C]`` padded to ``lead`` rows a group with the scale 1, which every format of scales has."""
+    return torch.nn.functional.pad(scale, (0, 0, 0, lead - scale.shape[1]), value=ONE[scale.dtype])
 
 
 def _pad_groups(x: Tensor, lead: int) -> Tensor:

@@ -16,18 +16,22 @@ from torch import Tensor
 from ..checks import FP8, FP8_MAX
 from ..errors import ValueRangeError
 from ..formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
+from ..layout import swizzle_scale
 from ..mx_blocks import (
     EVEN_OF_FINITE,
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
     FP8_ELEMENTS,
+    LINEAR,
     MX_BLOCK,
     NAN_BYTE,
     NVFP4_BLOCK,
     block_amax,
+    expert_places,
     pack_nearest,
     power,
+    scattered_scales,
     shared_exponent,
     silu_product,
     split_blocks,
@@ -38,7 +42,7 @@ from ..records import Machine, Problem
 from ..support import BLOCK
 from . import eager_attention, eager_cache
 from ._host import column_major, lane_major, no_autocast_no_grad, take
-from .declaration import Allocate, Backend, Blocks, Product, Quantiser, Rows, Scales, WideLinear
+from .declaration import Allocate, Backend, Blocks, Matrices, Product, Quantiser, Rows, Scales, WideLinear
 
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""
@@ -261,6 +265,24 @@ def norm_group(
     """
     value, summed = normed(x, weight, residual, epsilon, "each", False)
     return *_groups(value, group, 0.0, 1.0 / (FP8_MAX * 512), scale_ub, None, False, transposed), summed
+
+
+@no_autocast_no_grad
+def norm_blocks(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    epsilon: float,
+    rounding: str,
+    how: Blocks,
+    global_scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Blocks of the norm that share a scale byte, and the sum.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    value, summed = normed(x, weight, residual, epsilon, rounding, False)
+    return *quant_blocks(value, how, value.shape[1], global_scale), summed
 
 
 @no_autocast_no_grad
@@ -693,11 +715,15 @@ def alignment() -> int:
 
 
 @no_autocast_no_grad
-def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def quant_blocks(
+    x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None, matrices: Matrices | None = None
+) -> tuple[Tensor, Tensor]:
     """Blocks that share a scale byte, by the formulas of :mod:`kernels.mx_blocks`.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
+    if matrices is not None:
+        return _of_matrices(x, how, columns, global_scale, matrices)
     x = silu_product(x) if how.gated else x
     x = torch.nn.functional.pad(x, (0, columns - x.shape[1]))
     if global_scale is not None:
@@ -720,6 +746,21 @@ def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | No
     return q.flatten(1), store_scale(byte, how.layout)
 
 
+def _of_matrices(
+    x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None, matrices: Matrices
+) -> tuple[Tensor, Tensor]:
+    m, count = x.shape[0], matrices.number
+    each = global_scale is not None and global_scale.numel() > 1
+    if matrices.offsets is None:
+        factor = global_scale.repeat_interleave(m // count) if global_scale is not None and each else global_scale
+        q, scale = quant_blocks(x, how._replace(layout=LINEAR), columns, factor)
+        return q, swizzle_scale(scale.reshape(count, m // count, -1), how.layout).flatten()
+    matrix, row = expert_places(m, matrices)
+    factor = global_scale[matrix.clamp(max=count - 1)] if global_scale is not None and each else global_scale
+    q, scale = quant_blocks(x, how._replace(layout=LINEAR), columns, factor)
+    return q, scattered_scales(scale, row, count)
+
+
 BACKEND = Backend(
     name="eager",
     kernel=kernel,
@@ -735,6 +776,7 @@ BACKEND = Backend(
     gated_group_bf16=gated_group_bf16,
     norm_static=norm_static,
     norm_group=norm_group,
+    norm_blocks=norm_blocks,
     rope=rope,
     cache_store=eager_cache.store,
     cache_tiles=eager_cache.tiles,

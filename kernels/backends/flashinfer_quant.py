@@ -22,7 +22,7 @@ from torch import Tensor
 from ..records import Machine, Problem
 from ._flashinfer import ONE_CALL, library
 from ._host import dense, on_its_device
-from .declaration import Backend, Blocks, Pair
+from .declaration import Backend, Blocks, Matrices, Pair
 
 ROUTINES = {"quant_mxfp8": "mxfp8_quantize", "quant_mxfp4": "mxfp4_quantize", "quant_nvfp4": "nvfp4_quantize"}
 """The library's routine of each operation."""
@@ -47,7 +47,9 @@ def _layout(layout: str) -> Any:
 
 
 @on_its_device
-def quant_blocks(x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None) -> Pair:
+def quant_blocks(
+    x: Tensor, how: Blocks, columns: int, global_scale: Tensor | None, matrices: Matrices | None = None
+) -> Pair:
     """One call of the library, its outputs as the layer has them.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.

@@ -281,6 +281,7 @@ BACKEND = Backend(
     gated_group_bf16=triton_fused.gated_group_bf16,
     norm_static=triton_fused.norm_static,
     norm_group=triton_fused.norm_group,
+    norm_blocks=triton_mx_quant.norm_blocks,
     rope=triton_fused.rope,
     cache_store=triton_cache.store,
     cache_tiles=triton_cache.tiles,

@@ -134,4 +134,33 @@ BINDINGS = (
         dense=("*",),
         release=RELEASE,
     ),
+    bind(
+        "flashinfer.quantization.fp4_quantization:nvfp4_kv_dequantize",
+        "nvfp4_kv_dequantize",
+        "(q, scale, global_scale, out_dtype)",
+        "(fp4_data, block_scales, global_scale, output_dtype=torch.bfloat16)",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.fused_moe.monomoe:interleave_for_tma_wgmma_up",
+        "interleave_for_tma_wgmma_up",
+        "(l1)",
+        "(w_fp8)",
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.fused_moe.prepare:interleave_moe_scales_for_sm90_mixed_gemm",
+        "interleave_moe_scales_for_sm90_mixed_gemm",
+        "(scale, group_size)",
+        "(scales, group_size=32)",
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.cute_dsl.utils:convert_sf_from_mma_layout",
+        "convert_sf_from_mma_layout",
+        "(sf_6d, 128 * sf_6d.shape[2], 64 * sf_6d.shape[4], sf_6d.shape[5])",
+        "(sf_6d, m, k, num_groups=1, sf_vec_size=16)",
+        release=RELEASE,
+    ),
 )

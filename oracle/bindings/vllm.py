@@ -42,6 +42,7 @@ def _router(name: str, factor: str = "", more: str = "", **stated: Any) -> Bindi
 
 
 MARLIN_UTILS = "vllm.model_executor.layers.quantization.utils.marlin_utils"
+FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 F16, NO_ROWS = torch.float16, "torch.empty(0, dtype=torch.int32, device={}.device)"
 
 
@@ -51,6 +52,11 @@ def _order(name: str, pattern: str, signature: str, *, module: str = MARLIN_UTIL
     return bind(f"{module}:{name}", name, pattern, signature, **stated)
 
 
+PLACES = (
+    "topk_ids.numel() + num_experts * (block_size - 1) if topk_ids.numel() >= num_experts "
+    "else min(topk_ids.numel() + num_experts * (block_size - 1), topk_ids.numel() * block_size)"
+)
+"""Places of pairs that the caller of ``moe_align_block_size`` allocates."""
 COMPILED = "e in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 576)"
 """Experts for which a router of powers of two and multiples of 64 is compiled."""
 UNPADDED: dict[str, object] = {"is_padding": None}
@@ -236,6 +242,32 @@ BINDINGS = (
         "(s, size_k, size_n, group_size, is_a_8bit=False)",
     ),
     _order("marlin_permute_bias", "(s)", "(s)"),
+    _operator(
+        "moe_align_block_size",
+        "(topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, num_tokens_post_pad, expert_map)",
+        "(topk_ids, num_experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad, maybe_expert_map)",
+        library="_moe_C",
+        loads=("vllm._moe_C",),
+        shapes={"sorted_token_ids": f"({PLACES},)", "expert_ids": f"(-(-({PLACES}) // block_size),)"},
+    ),
+    _operator(
+        "get_cutlass_moe_mm_problem_sizes_from_expert_offsets",
+        "(expert_first_token_offset, problem_sizes1, problem_sizes2, n, k, swap_ab)",
+        "(expert_first_token_offset, problem_sizes1, problem_sizes2, n, k, swap_ab)",
+        loads=STABLE,
+    ),
+    _order(
+        "count_expert_num_tokens",
+        "(topk_ids, num_local_experts, expert_map)",
+        "(topk_ids, num_local_experts, expert_map)",
+        module=f"{FUSED_MOE}.utils",
+    ),
+    _order(
+        "trtllm_moe_pack_topk_ids_weights",
+        "(topk_ids, topk_weights)",
+        "(topk_ids, topk_weights)",
+        module=f"{FUSED_MOE}.utils",
+    ),
     _order(
         "marlin_zero_points",
         "(zp, zp.shape[0], zp.shape[1], num_bits, is_a_8bit)",

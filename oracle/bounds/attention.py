@@ -168,20 +168,17 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
         return _without_keys(problem)
     n, v, tiles = problem.k.shape[0], zero_nonfinite(decode(problem.v)), max(1, len(walk.steps))
     acc = ACCUMULATOR
-    total = torch.zeros_like(walk.total)
+    total, lse, lse_lost = _sums(walk, pipeline)
     out = torch.zeros((len(total), v.shape[1]), dtype=torch.float64, device=v.device)
     low, high, size = (torch.zeros_like(out) for _ in range(3))
     for step in walk.steps:
         p, part = decode(step.codes).nan_to_num(nan=0.0), v[step.keys]
         a = torch.ones_like(total) if step.factor is None else step.factor
-        total = total * a + step.x.nan_to_num(nan=0.0).sum(dim=1)
         out, size = out * a[:, None] + p @ part, size * a[:, None] + p @ part.abs()
         low, high = low * a[:, None], high * a[:, None]
         if pipeline.promoted:
             interval = residue_bound(_product(step.codes, problem.v[step.keys]), acc)
             low, high = low + interval.lo, high + interval.hi
-    if problem.sink is not None:  # its exponential is that of the walk
-        total = total + (walk.total - total).clamp(min=0.0)
     around = gamma(2 * tiles + 2) * size
     low, high = out + low - around, out + high + around
     if not pipeline.promoted:
@@ -191,12 +188,39 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     above = torch.maximum(above, low * scale[:, None])
     summed = gamma(2 * n + 4 * tiles)
     spread = (summed + 3 * U + 2.0**-22) * torch.maximum(below.abs(), above.abs()) * ROOM + 8 * ETA
-    exponent = walk.top.nan_to_num(neginf=0.0) * walk.factor
-    lse = exponent * math.log(2.0) + torch.log(total.clamp(min=2.0**-1000)) - pipeline.lift * math.log(2.0)
-    lse_lost = summed + EXPONENTIAL * 2 + 8 * U * (exponent.abs() + lse.abs() + 16)
     nan = torch.isnan(walk.total)[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
     middle, lost = (below + above) / 2, (above - below) / 2 + spread
-    return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost * ROOM, torch.zeros_like(nan[:, 0]))
+    return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost, torch.zeros_like(nan[:, 0]))
+
+
+def lse_bound(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp's part of :func:`pipeline_bound` alone: low and high, float64 ``[R]``; NaN where a score is."""
+    if not walk.problem.k.shape[0]:
+        edges = _without_keys(walk.problem)
+    else:
+        _, lse, lost = _sums(walk, pipeline)
+        zero = torch.zeros((len(lse), 1), dtype=lse.dtype, device=lse.device)
+        lse = lse.masked_fill(torch.isnan(walk.total), torch.nan)
+        edges = _edges(walk.problem, zero, zero, lse, lost, torch.zeros_like(lse, dtype=torch.bool))
+    return edges.lse_low, edges.lse_high
+
+
+def _sums(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor, Tensor]:
+    """The exact row sum of a walk with keys, its log-sum-exp, and how far a kernel's may be from that, float64
+    ``[R]``."""
+    total = torch.zeros_like(walk.total)
+    for step in walk.steps:
+        added = step.x.sum(dim=1, dtype=torch.float64)
+        if bool(torch.isnan(added).any()):
+            added = step.x.nan_to_num(nan=0.0).sum(dim=1, dtype=torch.float64)
+        total = added if step.factor is None else total * step.factor + added
+    if walk.problem.sink is not None:  # its exponential is that of the walk
+        total = total + (walk.total - total).clamp(min=0.0)
+    summed = gamma(2 * walk.problem.k.shape[0] + 4 * max(1, len(walk.steps)))
+    exponent = walk.top.nan_to_num(neginf=0.0) * walk.factor
+    lse = exponent * math.log(2.0) + torch.log(total.clamp(min=2.0**-1000)) - pipeline.lift * math.log(2.0)
+    lost = summed + EXPONENTIAL * 2 + 8 * U * (exponent.abs() + lse.abs() + 16)
+    return total, lse, lost * ROOM
 
 
 def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, known: Scores | None = None) -> Edges:

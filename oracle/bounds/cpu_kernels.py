@@ -1,21 +1,26 @@
-"""The exact value and the residue bound B2 of a scaled product, in compiled lanes.
+"""The exact value and the bounds B2 and B3 of a scaled product, in compiled lanes.
 
-Every float64 operation is the definition's (:func:`oracle.truth.gemm.exact`, :func:`oracle.bounds.chain.residue`,
-:class:`oracle.bounds.product.Promotion`), in its order, so results agree bit for bit wherever the definition's matrix
-product is exact (the caller tests that).
+Every float64 operation is the definition's (:func:`oracle.truth.gemm.exact`, :func:`oracle.bounds.chain.residue` and
+``any_order``, :class:`oracle.bounds.product.Promotion`), in its order, or exact, so results agree bit for bit wherever
+the definition's matrix product is exact (the caller tests that).
 
-    step   V, R, A, D+, D-, l', h' as below, x' = x + V q;  or, where only the exact value is asked for, x += sum a b
+    step   P+, P-, F+, F-, l', h' as below, x' = x + (P+ - P-);  or, where only the exact value is asked for, X += a b
     chain  y, lo, hi, Phi, open as in oracle.bounds.product;  X += x;  x = 0
     block  (p, pe) = TwoProd(sigma, X);  (hi, lo, slack) += p + pe  (TwoSum cascade);  X = 0
 
-A step of ``group`` products, with ``mg`` their largest exponent and ``mbar = max(mg, E(max |x + [l, h]|))``:
+A step of ``group`` products, with ``mg`` their largest exponent, ``mbar = max(mg, E(max |x + [l, h]|))`` and
+``q = 2^(mbar - t)``:
 
-    v = a_k b_k 2^(t - mbar),  r = v - trunc(v);   V = sum v,  R = sum r,  A = sum |r|
-    D+ = (A + R) / 2 * q,  D- = (A - R) / 2 * q,  q = 2^(mbar - t)
+    P+ = sum of the products above zero, P- = -(sum of those below)
+    F+ = C + sum floor(p / q) q  of those above zero, F- of the magnitudes of those below,  C = 2^52 q
+    D+ = P+ - (F+ - C),  D- = P- - (F- - C)                        (what both lose when each is cut to a multiple of q)
     l' = (l - D+) - a,  h' = (h + D-) + a,  l = l' - o(x' + h'),  h = h' + o(-(x' + l'))
 
-``r`` has the sign of its product, so two plain sums give both residues; all of it is exact in float64 where the caller
-admits the product. ``x`` is exact, so its order of summation is free, and :func:`exact_value` takes rows in pairs.
+In ``[C, 2 C)`` the last place of a float64 is ``q``: so an fma that rounds toward zero drops just what lies below ``q``
+of its product, which is less than ``4 2^t q``, and sums of them stay there. Where the machine cannot be told to round
+that way (:mod:`oracle.tensorcore.cpu_truncation`), each product is cut apart. All of it is exact in float64 where the
+caller admits the product. ``x`` is exact, so its order of summation is free, and :func:`exact_value` takes rows in
+pairs. B3 needs these sums of a whole chain, F+ and F- for a ``q`` that grows with the error that they give.
 
 The state of an output row is one flat float64 row: quantity ``q`` of column ``j`` is ``state[i, q + j]``, so that
 quantities lie at constant distances and the compiler vectorises without aliasing tests.
@@ -32,15 +37,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.bounds.cpu_lanes import LANES, add_floors, add_products
 from oracle.bounds.product import ETA, REACH, U
 from oracle.tensorcore.cpu_jit import fma, jit, piece
 from oracle.tensorcore.packing import UNROLL
 
-LANES = 128  # columns of one panel
 CHAIN_END, BLOCK_END = 1, 2  # what a tile ends
+TURNS = 64  # after which an error grows on
 
-# quantities of one element: prefix and interval of the chain, the promoted sum, the exact sum, sums of one step
-X, LOW, HIGH, Y, DOWN, UP, PHI, OPEN, BLOCK, HI, LO, SLACK, V, R, A, SHIFT, STATE = (LANES * q for q in range(17))
+# quantities of one element: of the promoted sum and the exact one, results but for the exact sum of the block; prefix
+# and interval of its chain; sums of a step, or of a chain in any order and its error
+HI, LO, SLACK, Y, DOWN, UP, PHI, OPEN, PLUS, MINUS, REACHED, BLOCK, STATE = (LANES * q for q in range(13))
+X, LOW, HIGH, CHAIN = (LANES * q for q in range(4))
+ABOVE, BELOW, CUT, CUT_BELOW, START, ERROR, SUMS = (LANES * q for q in range(7))
+ORDERED, UNORDERED = 8, 11  # results of :func:`residue` and :func:`any_order`
 
 POWER = 0x7FF0_0000_0000_0000
 ABSENT = -64  # exponent of a zero; a sum with it lies below every exponent of two nonzero operands
@@ -93,8 +103,6 @@ def exact_value(
                 for k in range(0, length, UNROLL):
                     _dot(a[i0], a[i1], k0 + k, value, k, s0, s1)
                 if flags & BLOCK_END:
-                    _join_block(s0)
-                    _join_block(s1)
                     _close_block(s0, sa[i0, at], scale)
                     _close_block(s1, sa[i1, at], scale)
         for j in range(width):
@@ -117,6 +125,7 @@ def residue(
     b_exponent: NDArray[np.int8],
     sb: NDArray[np.float64],
     b_rows: int,
+    columns: NDArray[np.int64],
     source: NDArray[np.int64],
     tiles: NDArray[np.int64],
     group: int,
@@ -125,62 +134,158 @@ def residue(
     bias: NDArray[np.float64],
     has_bias: bool,
     out: NDArray[np.float64],
-    origin: int,
     row0: int,
     row1: int,
     panel0: int,
     panel1: int,
 ) -> None:
-    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``: ``out`` ``[6, M, N]`` float64
-    holds hi, lo, slack, interval lo, interval hi, open.
+    """Fill ``out[:, row0 : row1, panel0 * LANES : panel1 * LANES]``: ``out`` ``[ORDERED or UNORDERED, M, N]`` float64
+    holds hi, lo, slack of the exact value; y, lo, hi, Phi and open of the promoted sum; with ``UNORDERED`` the chains
+    are added in any order, and the sums of both signs and the reach follow.
 
-    ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[N, K]`` codes, uint8, with the tables ``b_value``, ``b_exponent``
-    ``[codes]``; ``sa [M, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles, 4]`` of
-    :func:`oracle.tensorcore.packing.pack`; ``bias`` ``[N]``, or ``[1]`` without one.
+    ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[R, K]`` codes, uint8, with the tables ``b_value``, ``b_exponent``
+    ``[codes]``, of whose rows ``columns`` ``[N]`` are the columns of the result; ``sa [M, B]``, ``sb [ceil(R / b_rows),
+    B]`` scales; ``source`` ``[Kp]`` and ``tiles`` ``[tiles, 4]`` of :func:`oracle.tensorcore.packing.pack`; ``bias``
+    ``[R]``, or ``[1]`` without one, is added to the exact value alone.
     """
     longest = (tiles[:, 1] - tiles[:, 0]).max()
-    value = np.zeros((longest, LANES))
+    value = np.zeros((longest, 2, LANES))
     exponent = np.zeros((longest, LANES), np.int8)
     top = np.zeros(LANES, np.int8)
     scale = np.zeros(LANES)
+    sums = np.zeros(SUMS)
+    chain = np.zeros((row1 - row0, CHAIN))
     state = np.zeros((row1 - row0, STATE))
     for panel in range(panel0, panel1):
         first = panel * LANES
-        width = min(LANES, b.shape[0] - first)
+        of_panel = columns[first : first + LANES]
+        width = len(of_panel)
         state[:, :] = 0.0
         for tile in tiles:
             k0, length, at = tile[0], tile[1] - tile[0], tile[2]
-            _unpack(b, first, width, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+            _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
             for j in range(width):
-                scale[j] = sb[(first + j) // b_rows, at]
-            for i in range(row1 - row0):
-                s, a_row, e_row = state[i], a[row0 + i], a_exponent[row0 + i]
-                for g in range(0, length, group):
+                scale[j] = sb[of_panel[j] // b_rows, at]
+            for g in range(0, length, group):  # its part of ``b`` stays in the first-level cache while all rows meet it
+                for i in range(row1 - row0):
                     for j in range(LANES):
                         top[j] = i8(LEAST)
                     for k in range(g, g + group, UNROLL):
-                        _raise_top(e_row, k0 + k, exponent, k, top)
-                    _shift(s, top, t)
-                    for k in range(g, g + group, UNROLL):
-                        _add_products(a_row, k0 + k, value, k, s)
-                    _step(s, top, t, to)
+                        _raise_top(a_exponent[row0 + i], k0 + k, exponent, k, top)
+                    _start(chain[i], sums, top, t)
+                    add_products(a[row0 + i], k0 + g, value, g, group, sums, ABOVE)
+                    add_floors(a[row0 + i], k0 + g, value, g, group, sums, CUT)
+                    _step(chain[i], sums, top, t, to)
+            for i in range(row1 - row0):
                 if tile[3] & CHAIN_END:
-                    _join_block(s)
-                    _promote(s, sa[row0 + i, at], scale)
+                    for j in range(LANES):
+                        state[i, BLOCK + j] += chain[i, X + j]
+                    _promote(state[i], chain[i], sa[row0 + i, at], scale, len(out) == UNORDERED)
                 if tile[3] & BLOCK_END:
-                    _close_block(s, sa[row0 + i, at], scale)
+                    _close_block(state[i], sa[row0 + i, at], scale)
         for j in range(width):
-            scale[j] = bias[first + j] if has_bias else 0.0
+            scale[j] = bias[of_panel[j]] if has_bias else 0.0
         for i in range(row1 - row0):
             _normalise(state[i], scale, has_bias)
-            _close(state[i], scale, has_bias)
+            for q in range(len(out)):
+                for j in range(width):
+                    out[q, row0 + i, first + j] = state[i, q * LANES + j]
+
+
+@jit
+def any_order(
+    a: NDArray[np.float64],
+    a_exponent: NDArray[np.int8],
+    sa: NDArray[np.float64],
+    b: NDArray[np.uint8],
+    b_value: NDArray[np.float64],
+    b_exponent: NDArray[np.int8],
+    sb: NDArray[np.float64],
+    b_rows: int,
+    columns: NDArray[np.int64],
+    source: NDArray[np.int64],
+    tiles: NDArray[np.int64],
+    group: int,
+    t: int,
+    relative: float,
+    out: NDArray[np.float64],
+    row0: int,
+    row1: int,
+    panel0: int,
+    panel1: int,
+) -> bool:
+    """B3 instead: ``out`` ``[UNORDERED, M, N]`` as of :func:`residue`, whose first three quantities stay 0. Whether
+    every error came to rest.
+
+    ``a``, ``a_exponent`` ``[M, Kp]``, ``sa [M, B]``, ``b [R, K]``, ``b_value``, ``b_exponent`` ``[codes]``, ``sb
+    [ceil(R / b_rows), B]``, ``columns [N]``, ``source [Kp]`` and ``tiles [tiles, 4]`` as there; ``relative``: what a
+    step and an addition of chains may lose of the sum.
+    """
+    longest = (tiles[:, 1] - tiles[:, 0]).max()
+    value = np.zeros((longest, 2, LANES))
+    exponent = np.zeros((longest, LANES), np.int8)
+    tops = np.zeros((row1 - row0, LANES), np.int8)
+    moves = np.zeros(row1 - row0, np.bool_)
+    scale = np.zeros(LANES)
+    sums = np.zeros((row1 - row0, SUMS))
+    chain = np.zeros((row1 - row0, CHAIN))
+    state = np.zeros((row1 - row0, STATE))
+    rests = True
+    for panel in range(panel0, panel1):
+        first = panel * LANES
+        of_panel = columns[first : first + LANES]
+        width = len(of_panel)
+        state[:, :] = 0.0
+        begin = 0
+        while begin < len(tiles):
+            end, steps = begin, 0
+            while True:
+                steps += (tiles[end, 1] - tiles[end, 0]) // group
+                end += 1
+                if tiles[end - 1, 3] & CHAIN_END:
+                    break
+            at = tiles[begin, 2]
             for j in range(width):
-                out[0, origin + row0 + i, first + j] = state[i, HI + j]
-                out[1, origin + row0 + i, first + j] = state[i, LO + j]
-                out[2, origin + row0 + i, first + j] = state[i, SLACK + j]
-                out[3, origin + row0 + i, first + j] = state[i, DOWN + j]
-                out[4, origin + row0 + i, first + j] = state[i, UP + j]
-                out[5, origin + row0 + i, first + j] = state[i, OPEN + j]
+                scale[j] = sb[of_panel[j] // b_rows, at]
+            for i in range(row1 - row0):
+                for j in range(LANES):
+                    tops[i, j] = i8(LEAST)
+            sums[:, :] = 0.0
+            for tile in tiles[begin:end]:
+                k0, length = tile[0], tile[1] - tile[0]
+                _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+                for i in range(row1 - row0):
+                    for k in range(0, length, UNROLL):
+                        _raise_top(a_exponent[row0 + i], k0 + k, exponent, k, tops[i])
+                    add_products(a[row0 + i], k0, value, 0, length, sums[i], ABOVE)
+            moves[:] = True
+            turn = 0
+            while turn < TURNS and moves.any():
+                turn += 1
+                for i in range(row1 - row0):
+                    if moves[i]:
+                        _start_chain(sums[i], tops[i], t)
+                for tile in tiles[begin:end]:
+                    k0, length = tile[0], tile[1] - tile[0]
+                    if end > begin + 1:
+                        _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+                    for i in range(row1 - row0):
+                        if moves[i]:
+                            add_floors(a[row0 + i], k0, value, 0, length, sums[i], CUT)
+                for i in range(row1 - row0):
+                    if moves[i]:
+                        moves[i] = _grows(chain[i], sums[i], tops[i], t, steps, relative)
+            rests &= not moves.any()
+            for i in range(row1 - row0):
+                for j in range(LANES):
+                    chain[i, X + j] = sums[i, ABOVE + j] - sums[i, BELOW + j]
+                _promote(state[i], chain[i], sa[row0 + i, at], scale, True)
+            begin = end
+        for i in range(row1 - row0):
+            for q in range(3, UNORDERED):
+                for j in range(width):
+                    out[q, row0 + i, first + j] = state[i, q * LANES + j]
+    return rests
 
 
 @piece
@@ -236,32 +341,33 @@ def _dot(
     b4, b5, b6, b7 = b[kb + 4], b[kb + 5], b[kb + 6], b[kb + 7]
     for j in range(LANES):
         x = fma(p0, b0[j], fma(p1, b1[j], fma(p2, b2[j], p3 * b3[j])))
-        x += fma(p4, b4[j], fma(p5, b5[j], fma(p6, b6[j], fma(p7, b7[j], s0[X + j]))))
-        s0[X + j] = x
+        x += fma(p4, b4[j], fma(p5, b5[j], fma(p6, b6[j], fma(p7, b7[j], s0[BLOCK + j]))))
+        s0[BLOCK + j] = x
         x = fma(q0, b0[j], fma(q1, b1[j], fma(q2, b2[j], q3 * b3[j])))
-        x += fma(q4, b4[j], fma(q5, b5[j], fma(q6, b6[j], fma(q7, b7[j], s1[X + j]))))
-        s1[X + j] = x
+        x += fma(q4, b4[j], fma(q5, b5[j], fma(q6, b6[j], fma(q7, b7[j], s1[BLOCK + j]))))
+        s1[BLOCK + j] = x
 
 
 @piece
 def _unpack(
     b: NDArray[np.uint8],
-    first: int,
-    width: int,
+    columns: NDArray[np.int64],
     source: NDArray[np.int64],
     b_value: NDArray[np.float64],
     b_exponent: NDArray[np.int8],
     value: NDArray[np.float64],
     exponent: NDArray[np.int8],
 ) -> None:
-    """One tile of ``b``, transposed; whole cache lines are written at a time."""
-    for j0 in range(0, width, 8):
-        j1 = min(j0 + 8, width)
+    """One tile of ``b``, transposed: elements above zero, magnitudes of those below, exponents; whole cache lines are
+    written at a time."""
+    for j0 in range(0, len(columns), 8):
+        j1 = min(j0 + 8, len(columns))
         for k in range(len(source)):
             origin = max(source[k], 0)  # where there is none, ``a`` has a zero
             for j in range(j0, j1):
-                code = b[first + j, origin]
-                value[k, j], exponent[k, j] = b_value[code], b_exponent[code]
+                code = b[columns[j], origin]
+                v = b_value[code]
+                value[k, 0, j], value[k, 1, j], exponent[k, j] = max(v, 0.0), max(-v, 0.0), b_exponent[code]
 
 
 @piece
@@ -285,55 +391,69 @@ def _power(e: Any) -> float:
 
 
 @piece
-def _shift(s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
-    """``SHIFT = 2^(t - mbar)``; the sums of the step start at 0."""
+def _start(c: NDArray[np.float64], s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
+    """``C = 2^52 q`` of a step, at which its sums of multiples of ``q`` start; those of its products start at 0."""
     for j in range(LANES):
-        held = max(abs(s[X + j] + s[LOW + j]), abs(s[X + j] + s[HIGH + j]))
+        held = max(abs(c[X + j] + c[LOW + j]), abs(c[X + j] + c[HIGH + j]))
         of_held = (f64(held).view(np.int64) >> i64(52)) - i64(1023)  # 0: below every other; none is below 2**-126
-        s[SHIFT + j] = _power(i64(t) - max(i64(top[j]), of_held))
-        s[V + j] = 0.0
-        s[R + j] = 0.0
-        s[A + j] = 0.0
+        start = _power(max(i64(top[j]), of_held) - i64(t) + i64(52))
+        s[START + j], s[CUT + j], s[CUT_BELOW + j] = start, start, start
+        s[ABOVE + j], s[BELOW + j] = 0.0, 0.0
 
 
 @piece
-def _add_products(a: NDArray[np.float64], ka: int, b: NDArray[np.float64], kb: int, s: NDArray[np.float64]) -> None:
-    """``V, R, A`` over ``UNROLL`` products."""
-    a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
-    a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]
-    b0, b1, b2, b3 = b[kb], b[kb + 1], b[kb + 2], b[kb + 3]
-    b4, b5, b6, b7 = b[kb + 4], b[kb + 5], b[kb + 6], b[kb + 7]
+def _start_chain(s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
+    """``C`` of a whole chain in any order, by the largest sum that it may hold."""
     for j in range(LANES):
-        up = s[SHIFT + j]
-        v0, v1, v2, v3 = (a0 * b0[j]) * up, (a1 * b1[j]) * up, (a2 * b2[j]) * up, (a3 * b3[j]) * up
-        v4, v5, v6, v7 = (a4 * b4[j]) * up, (a5 * b5[j]) * up, (a6 * b6[j]) * up, (a7 * b7[j]) * up
-        r0, r1, r2, r3 = v0 - np.trunc(v0), v1 - np.trunc(v1), v2 - np.trunc(v2), v3 - np.trunc(v3)
-        r4, r5, r6, r7 = v4 - np.trunc(v4), v5 - np.trunc(v5), v6 - np.trunc(v6), v7 - np.trunc(v7)
-        s[V + j] += ((v0 + v1) + (v2 + v3)) + ((v4 + v5) + (v6 + v7))
-        s[R + j] += ((r0 + r1) + (r2 + r3)) + ((r4 + r5) + (r6 + r7))
-        s[A + j] += ((abs(r0) + abs(r1)) + (abs(r2) + abs(r3))) + ((abs(r4) + abs(r5)) + (abs(r6) + abs(r7)))
+        total = max(s[ABOVE + j], s[BELOW + j]) + s[ERROR + j]
+        of_total = (f64(total).view(np.int64) >> i64(52)) - i64(1023)
+        start = _power(max(i64(top[j]), of_total) - i64(t) + i64(52))
+        s[START + j], s[CUT + j], s[CUT_BELOW + j] = start, start, start
 
 
 @piece
-def _step(s: NDArray[np.float64], top: NDArray[np.int8], t: int, to: int) -> None:
+def _grows(
+    c: NDArray[np.float64], s: NDArray[np.float64], top: NDArray[np.int8], t: int, steps: int, relative: float
+) -> bool:
+    """``LOW`` and ``HIGH`` of a chain in any order, and whether the error of a lane moves its exponents, which must
+    then be asked again."""
+    grows = False
+    for j in range(LANES):
+        mg = i64(top[j])
+        live = mg > LEAST
+        largest = max(s[ABOVE + j], s[BELOW + j])
+        total = largest + s[ERROR + j]
+        drift = (steps - 1) * _power(mg - i64(t)) + steps * relative * _floor_power(total)
+        plus = s[ABOVE + j] - (s[CUT + j] - s[START + j])
+        minus = s[BELOW + j] - (s[CUT_BELOW + j] - s[START + j])
+        low, high = (-(plus + drift), minus + drift) if live else (0.0, 0.0)
+        grown = max(-low, high)
+        moves = _floor_power(largest + grown) > _floor_power(total)
+        c[LOW + j], c[HIGH + j] = low, high
+        s[ERROR + j] = grown if moves else s[ERROR + j]
+        grows |= moves
+    return grows
+
+
+@piece
+def _step(c: NDArray[np.float64], s: NDArray[np.float64], top: NDArray[np.int8], t: int, to: int) -> None:
     """The interval after the step; nothing changes where every product is zero."""
     ulp = 2.0**-to
     for j in range(LANES):
         mg = i64(top[j])
         live = mg > LEAST
-        q = 1.0 / s[SHIFT + j]
-        x, low, high = s[X + j], s[LOW + j], s[HIGH + j]
+        x, low, high = c[X + j], c[LOW + j], c[HIGH + j]
         left, right = x + low, x + high
         nearest = 0.0 if (left <= 0.0) & (right >= 0.0) else min(abs(left), abs(right))
         lost = _power(mg - i64(t)) if nearest < _power(mg) else 0.0
-        after = x + s[V + j] * q
-        l1 = low - 0.5 * (s[A + j] + s[R + j]) * q - (lost if right > 0.0 else 0.0)
-        h1 = high + 0.5 * (s[A + j] - s[R + j]) * q + (lost if left < 0.0 else 0.0)
+        after = x + (s[ABOVE + j] - s[BELOW + j])
+        l1 = low - (s[ABOVE + j] - (s[CUT + j] - s[START + j])) - (lost if right > 0.0 else 0.0)
+        h1 = high + (s[BELOW + j] - (s[CUT_BELOW + j] - s[START + j])) + (lost if left < 0.0 else 0.0)
         exact_below = _power(mg + i64(1 + to - t))
         above, under = after + h1, -(after + l1)
-        s[LOW + j] = l1 - (0.0 if above < exact_below else ulp * _floor_power(above)) if live else low
-        s[HIGH + j] = h1 + (0.0 if under < exact_below else ulp * _floor_power(under)) if live else high
-        s[X + j] = after
+        c[LOW + j] = l1 - (0.0 if above < exact_below else ulp * _floor_power(above)) if live else low
+        c[HIGH + j] = h1 + (0.0 if under < exact_below else ulp * _floor_power(under)) if live else high
+        c[X + j] = after
 
 
 @piece
@@ -343,47 +463,33 @@ def _floor_power(x: float) -> float:
 
 
 @piece
-def _promote(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
+def _promote(
+    s: NDArray[np.float64], c: NDArray[np.float64], sa: float, sb: NDArray[np.float64], unordered: bool
+) -> None:
     """:meth:`oracle.bounds.product.Promotion.add` of ``X, LOW, HIGH``, which start again at 0."""
     for j in range(LANES):
-        x, low, high = s[X + j], s[LOW + j], s[HIGH + j]
+        x, low, high = c[X + j], c[LOW + j], c[HIGH + j]
         sigma = sa * sb[j]
         size = abs(x) + max(-low, high)
         left, right = sigma * low, sigma * high
-        y = s[Y + j] + sigma * x
-        down, up = s[DOWN + j] + min(left, right), s[UP + j] + max(left, right)
-        total = max(abs(y + down), abs(y + up)) + s[PHI + j]
-        rounding = 3 * U * abs(sigma) * size + U * total + ETA * (1 + size + abs(sa) + abs(sb[j]))
+        of, least, most = sigma * x, min(left, right), max(left, right)
+        y, down, up = s[Y + j] + of, s[DOWN + j] + least, s[UP + j] + most
+        largest = max(max(abs(sa), abs(sb[j])), abs(sigma)) * size
+        rounding, tiny = 3 * U * abs(sigma) * size, ETA * (1 + size + abs(sa) + abs(sb[j]))
+        if unordered:
+            s[PLUS + j] += max(of + most, 0.0)
+            s[MINUS + j] += max(-of - least, 0.0)
+            s[REACHED + j] += max(largest, size)
+            rounding = rounding + tiny
+            reach = max(s[REACHED + j], rounding)
+        else:
+            total = max(abs(y + down), abs(y + up)) + s[PHI + j]
+            rounding = rounding + U * total + tiny
+            reach = max(largest, total + rounding)
         s[Y + j], s[DOWN + j], s[UP + j] = y, down, up
         s[PHI + j] = s[PHI + j] + rounding if size > 0 else s[PHI + j]
-        largest = max(max(abs(sa), abs(sb[j])), abs(sigma)) * size
-        inside = max(max(largest, abs(sigma)), total + rounding) < REACH
-        s[OPEN + j] = s[OPEN + j] if inside else 1.0
-        s[X + j] = 0.0
-        s[LOW + j] = 0.0
-        s[HIGH + j] = 0.0
-
-
-@piece
-def _close(s: NDArray[np.float64], bias: NDArray[np.float64], has_bias: bool) -> None:
-    """:meth:`oracle.bounds.product.Promotion.interval`: ``DOWN`` and ``UP`` become the interval."""
-    for j in range(LANES):
-        phi = s[PHI + j]
-        if has_bias:
-            y = s[Y + j] + bias[j]
-            total = max(abs(y + s[DOWN + j]), abs(y + s[UP + j])) + phi
-            phi = phi + U * total + ETA
-            s[OPEN + j] = s[OPEN + j] if total < REACH else 1.0
-        phi = phi * (1 + 2.0**-20)
-        s[DOWN + j] -= phi
-        s[UP + j] += phi
-
-
-@piece
-def _join_block(s: NDArray[np.float64]) -> None:
-    """The finished chain joins the exact sum of its block."""
-    for j in range(LANES):
-        s[BLOCK + j] += s[X + j]
+        s[OPEN + j] = s[OPEN + j] if max(reach, abs(sigma)) < REACH else 1.0
+        c[X + j], c[LOW + j], c[HIGH + j] = 0.0, 0.0, 0.0
 
 
 @piece
@@ -395,7 +501,6 @@ def _close_block(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> 
         p = sigma * x
         _add_pair(s, j, p, fma(sigma, x, -p))
         s[BLOCK + j] = 0.0
-        s[X + j] = 0.0
 
 
 @piece

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -30,6 +30,7 @@ from oracle.bounds import cuda_residue, triton_sums
 from oracle.bounds import product as definition
 from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
+from oracle.bounds.product import Promotion
 from oracle.errors import NumericsError
 from oracle.numbers.formats import decode
 from oracle.tensorcore.instructions import Order, Sum
@@ -94,14 +95,21 @@ def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact 
 
 def any_order_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | None = None) -> Interval:
     """:func:`oracle.bounds.product.any_order_bound` by the fastest engine that takes ``product``."""
-    interval = None if why_not_on_device(product, acc) else cuda_residue.any_order_bound(product, acc)
-    return _confirmed(interval, product, acc, definition.any_order_bound, deciding)
+    if not why_not_on_device(product, acc):
+        interval = cuda_residue.any_order_bound(product, acc)
+        return _confirmed(interval, product, acc, definition.any_order_bound, deciding)
+    plain = product.c is not None or why_not(product, acc)
+    computed = None if plain else compiled_any_order(product, acc)
+    return definition.any_order_bound(product, acc) if computed is None else computed
 
 
 def split_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | None = None) -> Interval:
     """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
-    if acc.promotion is None or why_not_on_device(product, acc):
+    if acc.promotion is None:
         return definition.split_bound(product, acc)
+    if why_not_on_device(product, acc):
+        plain = product.c is not None or why_not(product, acc)
+        return definition.split_bound(product, acc) if plain else compiled_split(product, acc)
     return _confirmed(cuda_residue.split_bound(product, acc), product, acc, definition.split_bound, deciding)
 
 
@@ -270,48 +278,162 @@ def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, I
 
     Raises NumericsError: the compiled pass cannot take this product, or no kernel with ``acc`` can compute it.
     """
+    result = _compiled(product, acc, definition.residue_bound, f"residue bound of {acc.name}")
+    assert result is not None
+    value, interval = result
+    return value, definition.scaled_at_the_end(product, acc, interval, lambda part: compiled_residue(part, acc))
+
+
+def compiled_split(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """:func:`oracle.bounds.split_bound` of a promoted ``acc``, bit for bit; raises as :func:`compiled_residue`."""
+    assert acc.promotion is not None, "checked"
+    result = _compiled(product, acc, definition.split_bound, f"residue bound of {acc.name}, K split anywhere")
+    assert result is not None
+    return result[1]
+
+
+def compiled_any_order(product: ScaledProduct, acc: Accumulator) -> Interval | None:
+    """:func:`oracle.bounds.any_order_bound`, bit for bit; None where an error keeps growing. Raises as
+    :func:`compiled_residue`."""
+    result = _compiled(product, acc, definition.any_order_bound, f"any-order bound of {acc.name} (weak)")
+    return None if result is None else result[1]
+
+
+def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
+    """``lo`` and ``hi`` of :func:`compiled_residue` where ``wanted``, bool ``[M, N]``, and 0 elsewhere, float64 ``[M,
+    N]``; None where an operand is not finite, or the compiled pass cannot take the product.
+
+    No interval may be open (:func:`oracle.bounds.product.may_overflow`): that is not looked at. No NaN is given.
+    Source: :func:`oracle.bounds.product.residue_bound`, whose values these are.
+    """
+    finite = (
+        product.left.finite
+        and product.right.finite
+        and all(
+            bool(torch.isfinite(x).all())
+            for x in (
+                product.left.scales,
+                product.right.scales,
+                *([] if product.bias is None else [decode(product.bias)]),
+            )
+        )
+    )
+    if why_not(product, acc) or not finite:
+        return None
+    whole = _Pass(product, acc, definition.residue_bound)
+    low, high = (torch.zeros(wanted.shape, dtype=torch.float64, device="cpu") for _ in range(2))
+    step = max(1, CHUNK_BYTES // (9 * max(1, whole.length)))
+    for start in range(0, product.M, step):
+        some = wanted[start : start + step]
+        if not len(columns := torch.nonzero(some)[:, 1]):
+            continue
+        at, found = some.numpy(), dict[int, NDArray[np.float64]]()
+        whole.unpack(start, start + len(at))
+
+        def run(row: int, at: NDArray[np.bool_] = at, found: dict[int, NDArray[np.float64]] = found) -> None:
+            found[row] = whole.empty(1, own := np.nonzero(at[row])[0])
+            whole.run(own, found[row], row, 0, 1, 0, whole.panels(own))
+
+        rows = np.nonzero(at.any(axis=1))[0].tolist()
+        whole.each(run, [(row,) for row in rows], SLOWER * len(columns) * product.K)
+        promotion = whole.promotion(np.concatenate([found[row] for row in rows], axis=2))
+        bias = [] if product.bias is None else [(decode(product.bias)[None, columns], definition.ETA)]
+        interval = promotion.interval(*bias, name="", alpha=None)
+        for ends, own in ((low, interval.lo), (high, interval.hi)):
+            ends[start : start + step][some] = own[0]
+    return low, high
+
+
+def _compiled(
+    product: ScaledProduct, acc: Accumulator, defined: Callable[[ScaledProduct, Accumulator], Interval], name: str
+) -> tuple[Exact, Interval] | None:
+    """The bound ``defined``, and with it the exact value unless the order of products is unknown."""
     refused = why_not(product, acc)
     if refused is not None:
-        raise NumericsError(f"no compiled residue bound: {refused}; use oracle.bounds.residue_bound")
+        raise NumericsError(f"no compiled bound: {refused}; use oracle.bounds.{defined.__name__}")
     definition.check_fit(product, acc)
-    from oracle.bounds import cpu_kernels as kernels  # numba takes a second to import
+    from oracle.bounds.cpu_lanes import LANES  # numba takes a second to import
+    from oracle.tensorcore.cpu_jit import task_pieces, workers_for
 
-    order = _packed(product, acc, kernels.CHAIN_END, kernels.BLOCK_END)
-    (values, exponents), (b_value, b_exponent) = (
-        (value.numpy(), exponent.to(torch.int8).numpy())
-        for value, exponent in (code_table(x.fmt, kernels.ABSENT, special=False) for x in (product.left, product.right))
-    )
+    whole, columns = _Pass(product, acc, defined), np.arange(product.N)
+    out = torch.zeros((6, product.M, product.N), dtype=torch.float64, device="cpu")
+    step = max(1, CHUNK_BYTES // (9 * max(1, whole.length) + 8 * whole.quantities * max(1, product.N)))
+    for start in range(0, product.M, step):
+        rows = min(product.M - start, step)
+        whole.unpack(start, start + rows)
+        sums, work = whole.empty(rows, columns), SLOWER * rows * product.N * product.K
+        pieces = task_pieces(rows, product.N, lanes=LANES, workers=workers_for(work))
+        whole.each(partial(whole.run, columns, sums, None), pieces, work)
+        if not whole.rests:
+            return None
+        part = definition.finished(product, start, whole.promotion(sums), name)
+        assert part.open is not None
+        value = map(torch.from_numpy, sums[:3])
+        for quantity, some in zip(out, (*value, part.lo, part.hi, part.open), strict=True):
+            quantity[start : start + rows] = some
+    _overlay(product, out, lambda part: _stack(gemm.exact(part), defined(part, acc)))
+    return Exact(out[0], out[1], out[2]), Interval(out[3], out[4], name, whole.weak, out[5] != 0)
 
-    def run(rows: ScaledProduct, out: NDArray[np.float64], origin: int) -> Callable[..., None]:
-        a, e = packed_rows(rows.a, order, values, exponents, kernels.ABSENT)
-        sa = np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
-        return lambda *piece: kernels.residue(
-            a,
-            e,
-            sa,
-            b,
-            b_value,
-            b_exponent,
-            sb,
-            product.b_rows,
-            source,
-            tiles,
-            order.group,
-            acc.align,
-            acc.out,
-            bias,
-            product.bias is not None,
-            out,
-            origin,
-            *piece,
+
+class _Pass:
+    """What a kernel of bounds takes of one product, ready for any of its rows and columns."""
+
+    def __init__(
+        self, product: ScaledProduct, acc: Accumulator, defined: Callable[[ScaledProduct, Accumulator], Interval]
+    ) -> None:
+        from oracle.bounds import cpu_kernels as kernels
+
+        self.product, self.rests = product, True
+        ordered, self.weak = defined is definition.residue_bound, defined is definition.any_order_bound
+        self.order = _packed(product, acc, kernels.CHAIN_END, kernels.BLOCK_END)
+        self.length = self.order.source.numel()
+        self.tables, (b_value, b_exponent) = (
+            (value.numpy(), exponent.to(torch.int8).numpy())
+            for value, exponent in (
+                code_table(x.fmt, kernels.ABSENT, special=False) for x in (product.left, product.right)
+            )
         )
+        b, sb, bias, source, tiles = _shared(product, self.order)
+        relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
+        own: tuple[Any, ...] = (relative,) if self.weak else (acc.out, bias, product.bias is not None)
+        self.of_b = b, b_value, b_exponent, sb, product.b_rows
+        self.of_sums = source, tiles, self.order.group, acc.align, *own
+        self.kernel: Callable[..., bool | None] = kernels.any_order if self.weak else kernels.residue
+        self.quantities = kernels.ORDERED if ordered else kernels.UNORDERED
+        self.unordered = None if ordered else sum(1 for _ in chains(product, acc.promotion))
 
-    b, sb, bias, source, tiles = _shared(product, order)
-    out = _pass(product, order, run, 6, bytes_each=9)
-    _overlay(product, out, lambda part: _stack(gemm.exact(part), definition.residue_bound(part, acc)))
-    interval = Interval(out[3], out[4], f"residue bound of {acc.name}", False, out[5] != 0)
-    interval = definition.scaled_at_the_end(product, acc, interval, lambda part: compiled_residue(part, acc))
-    return Exact(out[0], out[1], out[2]), interval
+    def unpack(self, start: int, stop: int) -> None:
+        """Make these rows of ``a`` those of the next calls."""
+        from oracle.bounds.cpu_kernels import ABSENT
+
+        rows = self.product.rows(start, stop)
+        scales = np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
+        self.of_a = *packed_rows(rows.a, self.order, *self.tables, ABSENT), scales
+
+    def empty(self, rows: int, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Room for the sums of so many rows."""
+        return np.zeros((self.quantities, rows, len(columns)))
+
+    def panels(self, columns: NDArray[np.int64]) -> int:
+        from oracle.bounds.cpu_lanes import LANES
+
+        return -(-len(columns) // LANES)
+
+    def run(self, columns: NDArray[np.int64], sums: NDArray[np.float64], row: int | None, *piece: int) -> None:
+        """The sums of one piece of all rows, or of one ``row``."""
+        of_a = self.of_a if row is None else [x[row : row + 1] for x in self.of_a]
+        self.rests &= self.kernel(*of_a, *self.of_b, columns, *self.of_sums, sums, *piece) is not False
+
+    def each(self, run: Callable[..., None], pieces: Sequence[tuple[int, ...]], products: int) -> None:
+        from oracle.tensorcore.cpu_jit import run_tasks, workers_for
+
+        run_tasks(run, pieces, workers_for(products))
+
+    def promotion(self, sums: NDArray[np.float64]) -> Promotion:
+        """The running bound of the promoted ``sums``."""
+        _, promoted, opened, unordered = np.split(sums, (3, 7, 8))
+        state = [torch.from_numpy(x) for x in (*promoted, *unordered)]
+        return Promotion.from_sums(state, torch.from_numpy(opened[0] != 0), self.unordered)
 
 
 def _packed(product: ScaledProduct, acc: Accumulator | None, chain_end: int, block_end: int) -> Packed:
@@ -338,7 +460,7 @@ def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[Any], ...]:
 
 def _pass(product: ScaledProduct, order: Packed, run: Run, quantities: int, *, bytes_each: int) -> Tensor:
     """Run a kernel over chunks of rows of ``a``, unpacked one at a time; float64 ``[quantities, M, N]``."""
-    from oracle.bounds.cpu_kernels import LANES
+    from oracle.bounds.cpu_lanes import LANES
     from oracle.tensorcore.cpu_jit import run_tasks, task_pieces, workers_for
 
     out = np.empty((quantities, product.M, product.N))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from oracle.bounds.interval import Interval
 from oracle.bounds.product import ETA, FLOAT32_MAX, REACH, U, collapsed
-from oracle.numbers.formats import decode, of_dtype
+from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.numbers.rounding import power_of_two
 from oracle.truth.gemm import Decoded, ScaledProduct, zero_nonfinite
 
@@ -87,10 +87,15 @@ def near(output: Tensor, value: Tensor, width: Tensor) -> Tensor:
     The half unit is that of the binade of ``out``, also below a power of two. Source: rounding to nearest (IEEE
     754-2019, 4.3).
     """
-    fmt, y = of_dtype(output.dtype), decode(output)
+    y = decode(output)
+    return (y - value).abs() <= width + half_unit(y, of_dtype(output.dtype))
+
+
+def half_unit(y: Tensor, fmt: Format) -> Tensor:
+    """Half the unit in the last place of the binade of ``y``, values of ``fmt``, float64 of any shape; NaN where ``y``
+    is NaN or infinite. Source: as for :func:`near`."""
     exponent = (torch.frexp(y)[1] - 1).clamp(min=fmt.emin)
-    half = power_of_two(exponent - fmt.fraction_bits - 1)
-    return (y - value).abs() <= width + torch.where(torch.isfinite(y), half, torch.nan)
+    return torch.where(torch.isfinite(y), power_of_two(exponent - fmt.fraction_bits - 1), torch.nan)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 A step is a command of this tool with a limit of its own; all together end within a budget. What ended is in
 ``firstlight.json`` and is not run again in the same folder, so that a run that was stopped goes on. Nothing of the
-machine is changed: kernels are called, settings are read.
+machine is changed: kernels are called, settings are read. What is known of an arch stands beside what this machine
+answers (:data:`KNOWN`).
 
 Not covered: a machine without a GPU.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,16 +36,87 @@ SCALED = ("mxf8f6f4", "mxf4", "nvf4")
 DOT_SCALED = "oracle.tensorcore.triton_scaled:dot_scaled"
 CHAINS = (
     # contract, routine of a library: products whose accumulation is read from probes, where the library is installed
+    ("torch_per_token_w8a8_scaled_mm", "torch:_scaled_mm"),
     ("cutlass_scaled_mm", "torch:ops._C.cutlass_scaled_mm"),
     ("fp8_gemm_nt", "deep_gemm:fp8_gemm_nt"),
 )
 TOOL = (sys.executable, "-m", "oracle")
-GALLERY = 200
-"""Seconds of the gallery, most of them compilations of libraries; its own limit, so that it writes what it has."""
+CALL = 30
+"""Seconds of one judged call: a library that compiles for longer costs the other routines their time."""
+GALLERY = 300
+"""The most seconds of the gallery, which stands last and takes what is left; most are compilations of libraries."""
+REST = "{rest}"
+"""Among a step's arguments: the seconds that it has left, less those in which it writes what it has."""
 GRACE = 10.0
 """Seconds in which an interrupted step writes what it has, before it is killed."""
 TAIL = 40
 """Lines of a step's output on the page."""
+HOLDS, DIFFERS, UNASKED = "holds", "differs", "not asked"
+UNANSWERED = "did not run"
+"""What a finding says whose library is not there."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something known of an arch: ``pattern`` finds its line in the log of ``step``, whose group is ``expected``."""
+
+    step: str
+    what: str
+    pattern: str
+    expected: str
+
+
+def _chain(contract: str, what: str, **lines: str) -> tuple[Fact, ...]:
+    """Lines of a fingerprint, by their first words."""
+    words = {name: name.replace("_", " ") for name in lines}
+    return tuple(
+        Fact(f"chain-{contract}", f"{what}: {words[name]}", rf"^{words[name]}: (.*)$", expected)
+        for name, expected in lines.items()
+    )
+
+
+WGMMA = {
+    "group_size": "32",
+    "alignment": "13 fraction bits, toward zero",
+    "accumulator": "13 fraction bits, toward zero",
+    "output_rounding": "nearest, ties to even",
+}
+"""Of sm90's FP8 instruction. Sources: captures of an H200, arXiv 2512.07004 (H100, H200), DeepSeek-V3 section 3.3.2."""
+KNOWN: Mapping[str, tuple[Fact, ...]] = {
+    "sm90": (
+        *_chain(
+            "fp8_gemm_nt",
+            "DeepGEMM's dense product",
+            **WGMMA,
+            promotion_interval="promotion every 128; levels (32, 128)",
+            promotion="FMA",
+            schedules_that_reproduce_every_bit="sm90.promote128",
+        ),
+        *_chain(
+            "torch_per_token_w8a8_scaled_mm",
+            "torch._scaled_mm by rows, without fast accumulation",
+            **WGMMA,
+            promotion_interval="promotion every 128; levels (32, 128)",
+        ),
+        *_chain("cutlass_scaled_mm", "vLLM's cutlass_scaled_mm", **WGMMA),
+        *(
+            Fact("findings", f"finding {name}", rf"^(there|healed|{UNANSWERED}) +{name}\b", "there")
+            for name in (
+                "deep_gemm_masked_rows",
+                "flashinfer_bmm_row_major",
+                "flashinfer_sm90_fp4",
+                "flashinfer_sm90_mxfp8",
+                "sgl_kernel_flushed_outputs",
+                "sgl_kernel_infinity",
+                "torch_strided_bias",
+                "triton_autotuner_threads",
+                "vllm_attention_unused_slots",
+            )
+        ),
+    ),
+}
+"""Facts by arch, each shown by recorded outputs or a script of the repository on an H100 or H200, with the releases of
+these; a finding that a later release heals differs."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +139,11 @@ class Step:
     asks: str
     ends: tuple[int, ...] = (0, 1)
     fresh: Path | None = None
+
+    def asked(self, seconds: float) -> list[str]:
+        """The arguments where so many seconds are left."""
+        rest = str(max(1, int(seconds - 2 * GRACE)))
+        return [rest if word == REST else word for word in self.arguments]
 
 
 @dataclass(frozen=True)
@@ -106,24 +184,6 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         Step("plan", ("plan", "--json", str(folder / "plan.json"), *layer), 60, "what the layer chooses here, and why"),
         *readings,
         Step(
-            "gallery",
-            (
-                *("gallery", "run", "--bindings", "--out", gallery, "--device", "cuda", "--jobs", str(jobs)),
-                *("--seconds", str(GALLERY), "--resume"),
-            ),
-            GALLERY + 20,
-            "which installed kernels conform, with poisoned outputs",
-        ),
-        Step(
-            "verify",
-            (
-                *(*judged, "--jobs", str(min(jobs, 6)), "--record", str(folder / "verify.jsonl"), "--resume"),
-                *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
-            ),
-            150,
-            "every routine that the layer plans here, judged",
-        ),
-        Step(
             "timings",
             ("plan", "--timings", str(folder / "timings.jsonl"), "--seconds", "30", *layer),
             60,
@@ -131,11 +191,30 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         ),
         Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 90, "known faults of releases"),
         Step(
+            "verify",
+            (
+                *(*judged, "--limit", str(CALL), "--jobs", str(min(jobs, 6))),
+                *("--record", str(folder / "verify.jsonl"), "--resume"),
+                *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
+            ),
+            200,
+            "every routine that the layer plans here, judged",
+        ),
+        Step(
             "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
-            (*judged, "--keep", str(folder / "captures")),
+            (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
             60,
-            "outputs of the routines, for `fixtures adopt`",
+            "outputs of the dense block product, for `fixtures adopt`",
             fresh=folder / "captures",
+        ),
+        Step(
+            "gallery",
+            (
+                *("gallery", "run", "--bindings", "--out", gallery, "--device", "cuda", "--jobs", str(jobs)),
+                *("--seconds", REST, "--resume"),
+            ),
+            GALLERY,
+            "which installed kernels conform, with poisoned outputs",
         ),
     )
 
@@ -168,7 +247,7 @@ def _run(step: Step, folder: Path, seconds: float) -> Ran:
         shutil.rmtree(step.fresh)
     began, path = time.monotonic(), folder / f"{step.name}.log"
     with path.open("w") as log, starting.process(f"the step {step.name}"):
-        process = subprocess.Popen([*TOOL, *step.arguments], stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen([*TOOL, *step.asked(seconds)], stdout=log, stderr=log, start_new_session=True)
         try:
             code = process.wait(seconds)
             status = DONE if code in step.ends else FAILED
@@ -180,12 +259,29 @@ def _run(step: Step, folder: Path, seconds: float) -> Ran:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             code, status = -1, LATE
-    lines = path.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-    return Ran(step.name, status, code, round(time.monotonic() - began, 1), lines[-1])
+    lines = [line.strip(" │") for line in path.read_text(errors="replace").splitlines() if re.search(r"\w", line)]
+    said = lines[-1] if lines else "it said nothing"
+    return Ran(step.name, status, code, round(time.monotonic() - began, 1), said)
+
+
+def answered(folder: Path, arch: str) -> list[tuple[Fact, str, str]]:
+    """Each fact that is known of the arch, the answer of this machine, and HOLDS, DIFFERS or UNASKED; the logs of the
+    folder have the answers, and a question without a log or without its line has none."""
+    results = []
+    for fact in KNOWN.get(arch, ()):
+        path = folder / f"{fact.step}.log"
+        text = path.read_text(errors="replace") if path.is_file() else ""
+        line = re.search(fact.pattern, text, re.MULTILINE)
+        if line is None or line[1] == UNANSWERED:
+            results.append((fact, "-" if line is None else line[1], UNASKED))
+        else:
+            results.append((fact, line[1], HOLDS if line[1] == fact.expected else DIFFERS))
+    return results
 
 
 def page(chosen: Sequence[Step], ran: Mapping[str, Ran], folder: Path, arch: str) -> str:
-    """The answers as Markdown: a line for each step, then the end of what it printed."""
+    """The answers as Markdown: a line for each step, what is known of the arch beside this machine's answers, then the
+    end of what each step printed."""
     facts = ", ".join(f"{name} {value}" for name, value in provenance.machine().items())
     lines = [f"# First light of {arch}", "", facts, "", "| question | answer | seconds |", "|:--|:--|--:|"]
     for step in chosen:
@@ -193,8 +289,14 @@ def page(chosen: Sequence[Step], ran: Mapping[str, Ran], folder: Path, arch: str
         answer = one.said if one.status == DONE else f"**{one.status}**: {one.said}"
         cell = answer.replace("|", "\\|")
         lines.append(f"| {step.asks} | {cell} | {one.seconds:g} |")
+    if facts_of_arch := answered(folder, arch):
+        lines += ["", f"## What is known of {arch}", "", "| fact | expected | answer | |", "|:--|:--|:--|---|"]
+        lines += [
+            f"| {fact.what} | {fact.expected} | {answer} | {f'**{DIFFERS}**' if status == DIFFERS else status} |"
+            for fact, answer, status in facts_of_arch
+        ]
     for step in chosen:
-        lines += ["", f"## {step.asks}", "", f"`fp8-oracle {' '.join(step.arguments)}`", ""]
+        lines += ["", f"## {step.asks}", "", f"`fp8-oracle {' '.join(step.asked(step.seconds))}`", ""]
         path = folder / f"{step.name}.log"
         if path.is_file():
             lines += ["```text", *path.read_text(errors="replace").splitlines()[-TAIL:], "```"]

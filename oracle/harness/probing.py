@@ -142,10 +142,11 @@ def probe_block_scaled(
 
 def _asked(session: Session, name: str, role: Mapping[str, str]) -> Kernel:
     """The kernel of a session as the probes call it; SubjectError for every answer that is none."""
-    transposed = session.contract.b_columns  # torch's weight is the column-major [K, N] view
+    transposed = session.contract.b_columns  # torch's weight is the column-major [K, N] view, its scale [1, N]
 
     def ask(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
-        inputs = {"a": a, "b": b.t() if transposed else b, "a_scale": a_scale, "b_scale": b_scale}
+        right = (b.t(), b_scale.t()) if transposed else (b, b_scale)
+        inputs = {"a": a, "b": right[0], "a_scale": a_scale, "b_scale": right[1]}
         answer = session.call({role[key]: x for key, x in inputs.items()}, {"out_dtype": out_dtype})
         if answer.problem is not None:
             raise SubjectError(f"{name} {answer.problem.reason}")

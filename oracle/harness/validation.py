@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import math
 import platform
+import re
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,7 +49,7 @@ from oracle.harness.report import (
     Report,
     Told,
 )
-from oracle.harness.session import Answer, Session, failed, verdict_on
+from oracle.harness.session import UNWRITTEN, Answer, Session, failed, verdict_on
 from oracle.harness.soak import drawn
 from oracle.report.findings import WHOLE
 from oracle.report.outcome import JUDGED
@@ -66,6 +67,7 @@ SOAK = 600.0  # seconds of a soak
 LONG = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
+LARGER, MORE = 4, 2  # as many cases more, each with so many times the failing elements of those that are explained
 AHEAD = 4  # answers for each judging process that may wait
 SEEDS = 1 << 31  # seeds that a run draws from
 DATA = "data of "  # a family of data, among what is exempt
@@ -291,7 +293,7 @@ def validate(
             machine["memory"] = "shared on the device" if worker.place != "cpu" else "copied to it by the worker"
         return replace(
             about,
-            findings=tuple(findings),
+            findings=agreed(findings),
             notes=(
                 *(f"{name}: not tried: {reason}" for name, reason in exempt.items()),
                 *(f"{w}: {text} ({at[0]}{', ...' if at[1:] else ''})" for (w, text), at in noted.items()),
@@ -402,16 +404,19 @@ def _run(
     told: Told,
 ) -> Iterator[list[Finding | watches.Note]]:
     """What is found of each case, in their order, all of it at once."""
-    explained = Counter[str]()
+    explained, largest = Counter[str](), Counter[str]()
     for asked in _asked_ahead(session, chosen, watching, reach, judges, known, progress, told):
         case, inputs, options, answer = asked.case, asked.inputs, asked.options, asked.answer
         finding = asked.finding()
         if answer.hopeless:
             yield [Finding(WHOLE, LOAD, finding.verdict)]
             return
-        if finding.verdict.status is Status.FAILED and explained[case.scheme] < EXPLAINED and answer.outputs:
-            explained[case.scheme] += 1
-            finding = _explained(session, finding, inputs, options, answer)
+        if finding.verdict.status is Status.FAILED and answer.outputs:
+            larger = finding.verdict.outside > LARGER * largest[case.scheme]
+            if explained[case.scheme] < EXPLAINED + MORE * larger:
+                explained[case.scheme] += 1
+                largest[case.scheme] = max(largest[case.scheme], finding.verdict.outside)
+                finding = _explained(session, finding, inputs, options, answer)
         if answer.outputs:
             told.judged(finding, inputs, options, answer.output)
         watched = [finding, *asked.watched]
@@ -597,6 +602,48 @@ def _explained(
         return finding  # another shape or dtype than the call declares needs no explanation
     asked = session.contract.asked(inputs, answer.output, arch=session.arch, **options)
     return replace(finding, verdict=explain_verdict(finding.verdict, asked, answer.output, numerics=session.numerics))
+
+
+def agreed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, each with the explanations that most of the failing cases share: a small failure may have the bits
+    of several faults. Of recipes every one was tried on every failure, so that one without a name counts against."""
+    those = [finding for finding in findings if _was_explained(finding)]
+    shared = Counter(name for finding in those for name in _mechanisms(finding))
+    nameless = sum(not f.verdict.explained_by and bool(f.verdict.tried) for f in those)
+    most = max([nameless, *shared.values()], default=0)
+    best = {name for name, cases_ in shared.items() if cases_ == most}
+    together = [f for f in those if best <= _mechanisms(f)] or [f for f in those if best & _mechanisms(f)]
+    if together:
+        best &= _mechanisms(max(together, key=lambda f: f.verdict.outside))
+    kept = {id(finding): _sharing(finding, best) for finding in those}
+    return tuple(kept.get(id(finding), finding) for finding in findings)
+
+
+def _was_explained(finding: Finding) -> bool:
+    verdict = finding.verdict
+    if finding.watch != NUMBERS or verdict.status is not Status.FAILED or verdict.explained_by == (UNWRITTEN,):
+        return False
+    return bool(verdict.explained_by or verdict.observed or verdict.tried)
+
+
+def _mechanisms(finding: Finding) -> frozenset[str]:
+    """The explanations of a failure without the numbers and places of its call."""
+    return frozenset(re.sub(r" ?\(.*?\)|\d+", "", name) for name in finding.verdict.explained_by)
+
+
+def _sharing(finding: Finding, best: Set[str]) -> Finding:
+    """The finding with those of its explanations that are among the best."""
+    names = finding.verdict.explained_by
+    left = tuple(name for name in names if _mechanisms(_with_names(finding, (name,))) <= best)
+    if left == names:
+        return finding
+    other = (f"it has the bits of {'; or '.join(names)}, which explains fewer of the failing cases",)
+    kept = _with_names(finding, left)
+    return kept if left else replace(kept, verdict=replace(kept.verdict, observed=other))
+
+
+def _with_names(finding: Finding, names: tuple[str, ...]) -> Finding:
+    return replace(finding, verdict=replace(finding.verdict, explained_by=names))
 
 
 def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Path) -> str | None:

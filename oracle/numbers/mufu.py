@@ -135,6 +135,16 @@ def reciprocal_root(x: Tensor) -> Tensor:
     return torch.where(number, value * power_of_two(-24 - half), torch.rsqrt(x))
 
 
+def power_rows() -> Tensor:
+    """``C0``, ``C1`` and ``C2`` of :func:`exp2`, int64 ``[3, 64]``; do not write to it."""
+    return _rows(POWER)
+
+
+def power_squares() -> Tensor:
+    """``square(n)`` of every ``n`` of 17 bits of :func:`exp2`, int64 ``[2^17]``; do not write to it."""
+    return _squares(17)
+
+
 def flush(x: Tensor) -> Tensor:
     """``x`` of any shape, float64 values of float32, with subnormals of float32 replaced by zeros of their sign;
     float64 of the same shape."""

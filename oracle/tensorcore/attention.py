@@ -25,12 +25,14 @@ Not covered: soft caps (``tanh.approx``), transposed values.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,12 +46,14 @@ from oracle.numbers.formats import by_name, from_codes
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32
 from oracle.tensorcore.fused import ABSENT, accumulate, operand
 from oracle.tensorcore.instructions import Status, instruction
-from oracle.tensorcore.predict import predict_product
-from oracle.truth.attention import TILE, Attention
+from oracle.tensorcore.predict import predict_blocks, predict_product
+from oracle.tensorcore.schedules import Schedule
+from oracle.tensorcore.schedules import get as schedule
+from oracle.truth.attention import Attention
 from oracle.truth.gemm import ScaledProduct
 
 E4M3 = by_name("float8_e4m3fn")
-INSTRUCTION, CHAIN = "sm90.wgmma.fp8", "sm90.chain"
+INSTRUCTION, CHAIN, PROMOTED = "sm90.wgmma.fp8", "sm90.chain", "sm90.promote128"
 LOG2_E = float(np.float32(math.log2(math.e)))
 LANES, PAIR = 4, 2
 FEW = 64
@@ -74,6 +78,7 @@ class Pipeline:
     scales_first : ``c`` is ``fl(fl(fl(q k) softmax) log2 e)``; else ``fl(fl(softmax log2 e) fl(q k))``.
     sums_codes : the row sum is of the rounded P; a fault.
     lag : the maximum is only raised when it grows by more than so many powers of two; a fault where P saturates.
+    framed : the maximum begins at the sink, so that P is relative to it; a fault.
     rescales : O and l are rescaled when the maximum grows; without it, a fault.
     from_window : of a call with a window to the left, tiles are counted from the first key of the block's first row.
     modelled : its products are those of the instruction; without it of any accumulator, so that no bits follow.
@@ -93,6 +98,7 @@ class Pipeline:
     scales_first: bool = False
     sums_codes: bool = False
     lag: float = 0.0
+    framed: bool = False
     rescales: bool = True
     from_window: bool = True
     modelled: bool = True
@@ -139,13 +145,13 @@ def _of(table: tuple[tuple[int, int], ...], depth: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """One tile of keys of a walk: float64 ``[R, ..]``.
+    """One tile of keys of a walk; float64 but where it says so.
 
     Attributes
     ----------
     keys : the keys of the tile.
     codes : P as codes ``[R, n]`` of E4M3.
-    x : P before its rounding ``[R, n]``.
+    x : P before its rounding ``[R, n]``, float32.
     factor : ``a`` of the rows ``[R]``; None in the first tile.
     """
 
@@ -205,7 +211,7 @@ def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, 
     rows, depth = problem.q.shape[0], max(problem.q.shape[1], problem.v.shape[1])
     width = pipeline.tile(depth, rows)
     windowed = pipeline.from_window and bool((problem.start > 0).any())
-    block = pipeline.block(depth, rows) if windowed else max(1, TILE // max(width, problem.k.shape[0]))
+    block = pipeline.block(depth, rows) if windowed else problem.at_once
     for first in range(0, rows, block):
         part = problem.rows(slice(first, first + block))
         origin = int(part.start[0]) if windowed else 0
@@ -284,15 +290,66 @@ def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
         raise NumericsError(f"{pipeline.name} is of any accumulator, so that no bits follow from it")
     rows, keys = problem.q.shape[0], problem.k.shape[0]
     c, wide = pipeline.factor(problem), torch.float64
-    top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
-    out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
-    lanes, steps = torch.zeros((rows, LANES), dtype=wide, device=c.device), []
     if not keys:
+        top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
+        out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
         return Walk(problem, out.to(torch.float32), out, (), top, c, torch.zeros_like(c))
-    dots = scores(problem).masked_fill(~problem.window(), -torch.inf)
-    for number, tile in enumerate(tiles(keys, width, pipeline)):
+    dots, order = _product(problem.q, problem.k), tiles(keys, width, pipeline)
+    lanes, top, steps = _softmax(dots, problem, pipeline, c, order)
+    out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
+    for step, tile_sum in zip(steps, _tile_sums(steps, problem.v, width, pipeline), strict=True):
+        kept = out if step.factor is None else f32(out * step.factor[:, None])
+        if tile_sum is None:
+            out = _chain(step.codes, problem.v[step.keys], kept)
+        else:
+            out = tile_sum if step.factor is None else f32(kept + tile_sum)
+    total = f32(f32(lanes[:, 0] + lanes[:, 2]) + f32(lanes[:, 1] + lanes[:, 3]))
+    if problem.sink is not None:
+        level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
+        offset = fma(level, c, -pipeline.lift) if pipeline.lift else f32(level * c)
+        added_ = mufu.exp2(fma(problem.sink, torch.full_like(c, LOG2_E), -offset))
+        total = f32(total + torch.where(problem.seen(), added_, torch.zeros_like(added_)))
+    inverse = mufu.reciprocal(total)
+    inverse = torch.where((total == 0) | torch.isnan(total), torch.zeros_like(inverse), inverse)
+    inverse = f32(inverse * pipeline.value_scale(problem))
+    stored = f32(out * inverse[:, None]).to(torch.float32)
+    return Walk(problem, stored, out, steps, top, c, total)
+
+
+def _softmax(
+    dots: Tensor, problem: Attention, pipeline: Pipeline, c: Tensor, order: list[slice]
+) -> tuple[Tensor, Tensor, tuple[Step, ...]]:
+    """The lanes' sums ``[R, 4]`` and the last maximum ``[R]``, float64, and every tile, of float32 scores ``[R, N]``;
+    by the compiled rows where these cover them."""
+    compiled = _compiled("cpu_attention")
+    if compiled is not None and compiled.supports(dots, pipeline):
+        of_rows = (problem.start, problem.stop, c.to(torch.float32))
+        x, codes, factors, lanes, top = compiled.softmax_rows(dots, *of_rows, order, pipeline)
+        codes, factors = codes.view(torch.float8_e4m3fn), factors.to(torch.float64)
+        steps = [
+            Step(tile, codes[:, tile], x[:, tile], factors[number] if number else None)
+            for number, tile in enumerate(order)
+        ]
+        return lanes.to(torch.float64), top.to(torch.float64), tuple(steps)
+    return softmax_tiles(dots, problem, pipeline, c, order)
+
+
+def softmax_tiles(
+    dots: Tensor, problem: Attention, pipeline: Pipeline, c: Tensor, order: list[slice]
+) -> tuple[Tensor, Tensor, tuple[Step, ...]]:
+    """The definition of P and of the row sums: the lanes' sums ``[R, 4]`` and the last maximum ``[R]``, float64, and
+    the tiles ``order`` one after the other, of float32 scores ``dots`` ``[R, N]`` and ``c`` ``[R]``, float64.
+
+    A NaN score leaves the maximum alone and makes the row sum NaN. Source: the module."""
+    rows, wide, steps = len(dots), torch.float64, []
+    dots = dots.to(wide).masked_fill(~problem.window(), -torch.inf)
+    top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
+    if pipeline.framed and problem.sink is not None:
+        top = torch.where(problem.seen(), f32(f32(problem.sink * LOG2_E) / c), top)
+    lanes = torch.zeros((rows, LANES), dtype=wide, device=c.device)
+    for number, tile in enumerate(order):
         s = dots[:, tile]
-        grown = torch.fmax(top, s.nan_to_num(nan=-torch.inf).amax(dim=1))
+        grown = torch.fmax(top, s.nan_to_num(nan=-torch.inf, neginf=-torch.inf).amax(dim=1))
         if pipeline.lag and number:
             grown = torch.where((grown - top) * c > pipeline.lag, grown, top)
         level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
@@ -309,25 +366,50 @@ def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
                 a = torch.where(torch.isneginf(top), a, torch.ones_like(a))
         summed = codes.to(wide) / pipeline.gain if pipeline.sums_codes else x
         lanes = _row_sums(lanes, summed, a)
-        v = problem.v[tile]
-        if pipeline.promoted:
-            tile_sum = _product(codes, v.view(torch.uint8).t().contiguous().view(v.dtype)).to(wide)
-            out = tile_sum if a is None else f32(f32(out * a[:, None]) + tile_sum)
-        else:
-            out = _chain(codes, v, out if a is None else f32(out * a[:, None]))
         top = grown
-        steps.append(Step(tile, codes, x, a))
-    total = f32(f32(lanes[:, 0] + lanes[:, 2]) + f32(lanes[:, 1] + lanes[:, 3]))
-    if problem.sink is not None:
-        level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
-        offset = fma(level, c, -pipeline.lift) if pipeline.lift else f32(level * c)
-        added_ = mufu.exp2(fma(problem.sink, torch.full_like(c, LOG2_E), -offset))
-        total = f32(total + torch.where(problem.seen(), added_, torch.zeros_like(added_)))
-    inverse = mufu.reciprocal(total)
-    inverse = torch.where((total == 0) | torch.isnan(total), torch.zeros_like(inverse), inverse)
-    inverse = f32(inverse * pipeline.value_scale(problem))
-    stored = f32(out * inverse[:, None]).to(torch.float32)
-    return Walk(problem, stored, out, tuple(steps), top, c, total)
+        steps.append(Step(tile, codes, x.to(torch.float32), a))
+    return lanes, top, tuple(steps)
+
+
+def _tile_sums(steps: tuple[Step, ...], v: Tensor, width: int, pipeline: Pipeline) -> Iterator[Tensor | None]:
+    """The product of every tile by a chain from zero, float64 ``[R, Dv]``; None where one chain goes over all."""
+    if not pipeline.promoted:
+        yield from (None for _ in steps)
+        return
+    columns = v.view(torch.uint8).t().contiguous().view(v.dtype)
+    codes = torch.cat([step.codes.view(torch.uint8) for step in sorted(steps, key=_first)], dim=1).view(
+        torch.float8_e4m3fn
+    )
+    own = _whole_tiles(codes, columns, width)
+    for step in steps:
+        if own is None:
+            yield _product(step.codes, columns[:, step.keys]).to(torch.float64)
+        else:
+            yield own[step.keys.start // width].to(torch.float64)
+
+
+def _first(step: Step) -> int:
+    return int(step.keys.start)
+
+
+def _whole_tiles(codes: Tensor, columns: Tensor, width: int) -> Tensor | None:
+    """The products of all tiles of ``width`` keys, counted from the first, float32 ``[T, R, Dv]``; None where no engine
+    gives them together."""
+    if codes.shape[1] <= width:
+        return None
+    count = -(-codes.shape[1] // width)
+    left, right = (torch.ones((n, count), dtype=torch.float32, device=codes.device) for n in (len(codes), 1))
+    return predict_blocks(
+        ScaledProduct(codes, columns, left, right, block=width, b_rows=len(columns)), _chains_of(width)
+    )
+
+
+def _compiled(name: str) -> Any:
+    """A module of this package that needs numba, or None without it."""
+    try:
+        return importlib.import_module(f"oracle.tensorcore.{name}")
+    except ModuleNotFoundError:  # numba does not exist for every machine: the definition gives the same bits
+        return None
 
 
 def _row_sums(lanes: Tensor, x: Tensor, a: Tensor | None) -> Tensor:
@@ -345,12 +427,26 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     """One chain over the products of codes ``a`` ``[M, K]`` and ``b`` ``[N, K]``, float32 ``[M, N]``."""
     one = torch.ones((1, 1), dtype=torch.float32, device=a.device)
     product = ScaledProduct(a, b, one, one, block=a.shape[1], b_rows=b.shape[0])
-    return predict_product(product, CHAIN, out_dtype=torch.float32)
+    return predict_product(product, _chains_of(a.shape[1]), out_dtype=torch.float32)
+
+
+@cache
+def _chains_of(products: int) -> Schedule:
+    """One chain for every so many products, added to 0 or to what was before with factors of 1: unlike those of
+    ``CHAIN`` its sums go through no epilogue."""
+    return replace(schedule(PROMOTED), name=f"{PROMOTED} of {products}", interval=products)
 
 
 def _chain(codes: Tensor, v: Tensor, first: Tensor) -> Tensor:
     """``first`` ``[R, Dv]`` and the products of ``codes`` ``[R, n]`` and ``v`` ``[n, Dv]``, by a chain that goes on."""
     inst = instruction(INSTRUCTION)
+    compiled = _compiled("engine_cpu") if codes.device.type == "cpu" else None
+    if compiled is not None:
+        columns = v.view(torch.uint8).t().contiguous().view(v.dtype)
+        one = torch.ones((1, 1), dtype=torch.float32, device=codes.device)
+        product = ScaledProduct(codes, columns, one, one, block=codes.shape[1], b_rows=len(columns))
+        sums: Tensor = compiled.continued(product, schedule(CHAIN), first.to(torch.float32))
+        return sums.to(torch.float64)
     left, right = operand(codes, inst), operand(v, inst)
     total = first
     for start in range(0, codes.shape[1], inst.k):

@@ -47,13 +47,19 @@ f32, i8, i32, u32 = np.float32, np.int8, np.int32, np.uint32
 
 
 @cache
-def _features() -> frozenset[str]:
+def features() -> frozenset[str]:
+    """What this machine's processor has, by LLVM's names."""
     return frozenset(name for name, there in binding.get_host_cpu_features().items() if there)
+
+
+def rounds_toward_zero() -> bool:
+    """Whether this machine has the register and the fma."""
+    return platform.machine().lower() in ("x86_64", "amd64") and {"avx2", "fma"} <= features()
 
 
 def why_not(instruction: Instruction) -> str | None:
     """Reason for which this machine cannot add products of float32 lanes this way, or None."""
-    if platform.machine().lower() not in ("x86_64", "amd64") or not {"avx2", "fma"} <= _features():
+    if not rounds_toward_zero():
         return "the machine has not x86's FMA"
     if instruction.align_bits is None or (instruction.group + 1) << (instruction.align_bits + 2) > 1 << 23:
         return f"a sum of {instruction.group} products of {instruction.align_bits} bits leaves 23"
@@ -114,7 +120,7 @@ def _step(
     ``mask`` masks the fraction bits that stay, ``up`` is ``23 - t`` in the place of a float32's exponent. Columns after
     ``width``, up to ``LANES``, may be computed too. The rounding must be toward zero.
     """
-    count = 16 if "avx512f" in _features() else 8
+    count = 16 if "avx512f" in features() else 8
     vector, bits = ir.VectorType(FLOAT, count), ir.VectorType(INT, count)
     lanes = min(LANES, 4 * count)  # four accumulators of each sign hide the latency of an fma
 

@@ -92,14 +92,14 @@ def blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
         return None
     if schedule.promotion is Promotion.RESCALE:
         return None
-    if len(plan(product, schedule).tiles) != product.B:
+    if int((plan(product, schedule).tiles[:, 3] & PROMOTE).count_nonzero()) != product.B:
         return None
     return torch.cat([canonical_nan(acc) for _, acc in sums(product, schedule, apart=True)], dim=1)
 
 
 def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> Iterator[tuple[int, Tensor]]:
     """``(first row, float32 [rows, N])``: the promoted sums before the epilogue, in chunks of rows; ``apart``: those of
-    every tile, float32 ``[tiles, rows, N]``."""
+    every chain, float32 ``[chains, rows, N]``."""
     order, mode = plan(product, schedule), scale_mode(schedule)
     m, n, k = product.M, product.N, product.K
     rescales = schedule.promotion is Promotion.RESCALE  # from sums of any exponent
@@ -113,8 +113,8 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
     a_scale = float32_scale(product.a_scale).expand(m, -1)
     b_scale = np.ascontiguousarray(float32_scale(product.b_scale).numpy())
     source, tiles = order.source.numpy(), order.tiles.numpy()
-    pieces = [tiles[i : i + 1] for i in range(len(tiles))] if apart else [tiles]
-    intervals = np.split(tiles, np.nonzero(tiles[:-1, 3] & PROMOTE)[0] + 1) if rescales else [tiles]
+    intervals = np.split(tiles, np.nonzero(tiles[:-1, 3] & PROMOTE)[0] + 1) if apart or rescales else [tiles]
+    pieces = intervals if apart else [tiles]
     t, to = schedule.instruction.align_bits or 0, HALF if half else schedule.instruction.out_bits
     width = a_values.itemsize + a_exponents.itemsize
     step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, n)))
@@ -176,6 +176,26 @@ def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> 
         else:
             run_tasks(task, calls, workers)
         yield start, torch.from_numpy(partial_sums if apart else partial_sums[0])
+
+
+def continued(product: ScaledProduct, schedule: Schedule, first: Tensor) -> Tensor:
+    """One chain over all products of K that goes on from ``first``, float32 ``[M, N]`` as the result; the caller sees
+    to it that :func:`supports` holds and that nothing is scaled. NaN and infinities as in the definition."""
+    order, m, n = plan(product, schedule), product.M, product.N
+    a_values, a_exponents = _tables(of_dtype(product.a.dtype), False)
+    b_values, b_exponents = _tables(of_dtype(product.b.dtype), False)
+    values, exponents = packed_rows(product.a, order, a_values, a_exponents, WIDE_ZERO_EXPONENT)
+    out, b, one = first.contiguous().numpy().copy(), codes_array(product.b), np.ones((m, 1), np.float32)
+    t, to = schedule.instruction.align_bits or 0, schedule.instruction.out_bits
+    source, tiles = order.source.numpy(), order.tiles.numpy()
+
+    def task(*piece: int) -> None:
+        own = (values, exponents, one, b, b_values, b_exponents, one[:1], n, source, tiles, order.group)
+        wide(*own, t, to, CONTINUE, out, *piece)
+
+    workers = workers_for(m * n * product.K)
+    run_tasks(task, task_pieces(m, n, lanes=LANES, workers=workers), workers)
+    return torch.from_numpy(out)
 
 
 def _factors(product: ScaledProduct, block: int) -> Tensor:

@@ -7,8 +7,8 @@ Stages, of which each takes what the one before left:
    (:mod:`oracle.tensorcore.elements`). Schedules with every bit stay, or the :data:`TRIED` best ones where none has.
 2. *Sample.* The rest is compared with :data:`SAMPLE` outputs.
 3. *Splits.* Where no schedule has every bit, all ways to cut K are tried at once on such elements, the schedules that
-   are named first before others; what is left is compared with the whole output, and elements that refuse one cut are
-   asked of the next ones.
+   are named first before others: even cuts, then any two parts of whole tiles, then any three (:data:`UNEVEN`). What is
+   left is compared with the whole output, and elements that refuse one cut are asked of the next ones.
 
 Schedules may agree on an output; :func:`told_apart` says which inputs show the difference, and
 :mod:`oracle.tensorcore.probes` makes such.
@@ -20,6 +20,8 @@ Not covered: kernels that no registered schedule describes (the best fraction is
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,6 +45,8 @@ TRIED = 4  # schedules that stay where none has every bit
 BAND = 1 << 28  # products that are predicted at a time
 MOST_PARTS = {128: 16, 64: 8, 256: 8, 32: 4}
 """Parts that are tried at most, for each tile in products: cuBLASLt took up to 6 of 128, published kernels 2 to 16."""
+UNEVEN = 512
+"""Uneven ways to cut K that are tried at most with three parts: all of up to 33 tiles."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,8 @@ def find_split(
     schedule : an unsplit schedule, which every part follows.
     most : int, most parts tried, at most one a tile.
 
-    Tried are contiguous and interleaved tiles of 128, 64, 256 and 32 products (``MOST_PARTS``).
+    Tried are contiguous and interleaved tiles of 128, 64, 256 and 32 products (``MOST_PARTS``), then cuts anywhere
+    between tiles of 128 into two parts, and into three where these are at most ``UNEVEN`` ways.
     """
     return Search(product, output, engine=engine).split(schedule, most=most)
 
@@ -197,8 +202,15 @@ class Search:
         """As :func:`find_split`."""
         if schedule.scales is Scales.OPERANDS or schedule.promotion is Promotion.RESCALE:
             return None
+        for ways in (_splits(self.product.K, most), _uneven(self.product.K, 2), _uneven(self.product.K, 3)):
+            if (result := self._among(schedule, ways)) is not None:
+                return result
+        return None
+
+    def _among(self, schedule: Schedule, ways: Iterable[Split]) -> Schedule | None:
+        """The first of these ways to cut ``schedule`` that gives every bit."""
         dtype = self.output.dtype
-        left = [s for s in _splits(self.product.K, most) if not schedule.into(s).why_not(self.product, out_dtype=dtype)]
+        left = [s for s in ways if not schedule.into(s).why_not(self.product, out_dtype=dtype)]
         for elements, wanted in self._asked:
             left = _agreeing(schedule, left, elements, wanted)
         while left:
@@ -252,6 +264,14 @@ def _splits(k: int, most: int) -> Iterator[Split]:
                     yield split
 
 
+def _uneven(k: int, parts: int) -> Iterator[Split]:
+    """Ways to cut ``k`` products between tiles of 128 into two or three parts that are not as even as these allow."""
+    borders = range(128, k, 128)
+    even = {tuple(part[0][0] for part in Split(parts).pieces(k)[1:] if part)}
+    if parts == 2 or math.comb(len(borders), parts - 1) <= UNEVEN:
+        yield from (Split(parts, cuts=cuts) for cuts in itertools.combinations(borders, parts - 1) if cuts not in even)
+
+
 def told_apart(names: Sequence[str]) -> str:
     """Which inputs show the difference between schedules that give the same bits, by what their records differ in."""
     records = [get(name) for name in names]
@@ -291,8 +311,7 @@ def _chosen(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """How far the value of each element, a float64 sum, lies from the nearest midpoint of ``dtype``, in units in the
-    last place, infinite where it is not finite; and that unit. Returns float64 ``[M, N]`` both."""
+    """:func:`off_midpoint` of the value of each element, a float64 sum, in ``dtype``: float64 ``[M, N]`` both."""
     value = sum(product.sigma(b) * (product.left.value(k) @ product.right.value(k).T) for b, k in product.blocks())
     assert isinstance(value, Tensor)
     value = value * product.factor
@@ -300,6 +319,12 @@ def midpoint_distance(product: ScaledProduct, dtype: torch.dtype) -> tuple[Tenso
         value = value + decode(product.bias)
     if product.c is not None:
         value = value + decode(product.c)
+    return off_midpoint(value, dtype)
+
+
+def off_midpoint(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """How far each ``value``, float64 ``[M, N]``, lies from the nearest midpoint of ``dtype``, in units in the last
+    place, infinite where it is not finite; and that unit. Returns float64 ``[M, N]`` both."""
     fmt = of_dtype(dtype)
     unit = torch.exp2((torch.frexp(value)[1] - 1).clamp(min=fmt.emin).to(torch.float64) - fmt.fraction_bits)
     return ((value / unit).frac().abs() - 0.5).abs().nan_to_num(nan=torch.inf), unit

@@ -19,7 +19,8 @@ by the maximum. Not covered: dropout, soft caps, biases of positions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,12 @@ from oracle.errors import ShapeError
 from oracle.numbers.formats import decode, of_dtype
 from oracle.truth.gemm import block_sums, quantum_of_codes, zero_nonfinite
 
-TILE = 1 << 21
-"""Scores held at once: 16 MiB for each float64 temporary."""
+TILE = {"cpu": 1 << 21}
+"""Scores held at once by kind of device: 16 MiB for each float64 temporary on a CPU."""
+DEVICE_TILE = 1 << 26
+"""The same of any other device, whose operations cost the more the more there are: 512 MiB."""
+LITTLE = 1 << 22
+"""Products of queries and keys that a CPU multiplies faster than a device starts its operations."""
 UNIT = 2.0**-52
 """Twice the unit roundoff of float64: of an exponential with an error below one unit in the last place, too."""
 
@@ -121,14 +126,28 @@ class Attention:
         """How far :meth:`scores` may be from the exact dot products, float64 ``[R, N]``; 0 of codes, and of NaN."""
         return 0.0 if self.codes else self.q.shape[1] * 2.0**-53 * self.score_sizes()
 
+    @property
+    def at_once(self) -> int:
+        """The rows whose scores are held at once, by the keys and the device."""
+        return max(1, TILE.get(self.k.device.type, DEVICE_TILE) // max(1, self.k.shape[0]))
+
+    def near(self) -> Attention:
+        """The copy on the CPU of a problem of a device that has few products; else the problem itself."""
+        if self.q.device.type == "cpu" or self.q.numel() * self.k.shape[0] > LITTLE:
+            return self
+        tensors: dict[str, Any] = {
+            f.name: x.cpu() for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **tensors)
+
     def rows(self, rows: slice) -> Attention:
         """The same keys read by some of the rows."""
         own = {name: getattr(self, name)[rows] for name in ("q", "q_scale", "start", "stop")}
         return replace(self, sink=None if self.sink is None else self.sink[rows], **own)
 
     def tiles(self) -> Iterator[Attention]:
-        """The rows in blocks with at most ``TILE`` scores each (or one row)."""
-        step = max(1, TILE // max(1, self.k.shape[0]))
+        """The rows in blocks with at most :data:`TILE` scores each (or one row)."""
+        step = self.at_once
         for i in range(0, self.q.shape[0], step):
             yield self.rows(slice(i, i + step))
 

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from oracle.bounds import Accumulator, of_schedule
-from oracle.bounds.engines import exact
+from oracle.bounds.engines import exact, residue_at
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.interval import Interval
 from oracle.bounds.outer import outer_bands, why_not
-from oracle.bounds.product import REACH
+from oracle.bounds.product import REACH, unrounded
 from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
 from oracle.numbers.threads import all_threads, one_thread
 from oracle.tensorcore.identify import subset
@@ -64,7 +64,7 @@ FEW = 16  # failing elements of a row that a class must hold before every interv
 SUSPECTS = 16  # elements nearest to leaving the outer interval
 FARTHEST = 2.0**1000  # of an element that is no number
 SPLIT_GAIN = 4  # full rows are looked at apart from the others where that is at least so many times less
-LANES = 128  # columns that an engine of the CPU computes together
+LANES = 64  # columns that an engine of the CPU computes together
 GAIN = 2  # intervals of so many times fewer elements, a row at a time, cost less than those of all
 ALIKE = 0.5  # share of equal bits in a few rows and columns above which the whole is predicted
 
@@ -160,20 +160,20 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
     if acc.kind is not Sum.FUSED or acc.scales_inside or acc.flushes or acc.truncates:
         return None
     known, intervals = list[ExactPart](), list[Interval]()
-    for part in parts:
+    for number, part in enumerate(parts):
         product = part.product
         if product.c is not None or not _never_open(product, acc):  # a sum stored before c is added rounds twice
             return None
-        known.append(ExactPart.of(part, exact(product), output.dtype))
+        known.append(bits.exact(number))
         left = known[-1].inexact(output)
         lanes = int((-(-left.sum(dim=1) // LANES)).sum()) * LANES
         if GAIN * lanes > left.numel():
             return None
-        low, high = (torch.zeros(left.shape, dtype=torch.float64, device="cpu") for _ in range(2))
-        for row in torch.nonzero(left.any(dim=1))[:, 0].tolist():
-            at = torch.nonzero(left[row])[:, 0]
-            own = exact_and_interval(subset(product, _index(row), at), name)[1]
-            low[row, at], high[row, at] = own.lo[0], own.hi[0]
+        if (ends := residue_at(product, acc, left)) is None:
+            return None
+        low, high = ends
+        if (sure := unrounded(product, acc)) is not None:
+            low[sure], high[sure] = 0.0, 0.0
         intervals.append(Interval(low, high, "", open=torch.zeros_like(left)))
     result = compared(known, intervals, output)
     if result.outside or result.worst is None:

@@ -19,7 +19,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
 from oracle.numbers.formats import codes_of, same_bits
 from oracle.tensorcore.elements import MOST, Elements
-from oracle.tensorcore.identify import midpoint_distance, subset
+from oracle.tensorcore.identify import off_midpoint, subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import ANY, Schedule, is_class, of_class
 from oracle.truth.gemm import Exact, ScaledProduct, rounded
@@ -31,6 +31,7 @@ MORE = (16, 1024)  # those that it must explain next where the output is more th
 LARGER = 32
 LARGE = 1 << 27  # products above which a few elements are asked before all are computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
+EXACT = 1 << 23  # elements of an output whose exact values are kept for the rest of its judgement: 256 MiB
 BAND, BAND_ON_DEVICE = 256, 2048
 """Rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band."""
 
@@ -108,6 +109,7 @@ class Bands:
         self.samples = list(samples(parts, output))
         self._witnesses: list[tuple[ScaledProduct, Tensor]] = []
         self._refused: dict[str, tuple[int, int, Tensor]] = {}
+        self._exact: dict[int, ExactPart] = {}
         self._first: Schedule | None = None
 
     def reproduced(self, schedule: Schedule) -> bool:
@@ -138,12 +140,23 @@ class Bands:
         arithmetic, as those of a right kernel do, they refuse most others before these are computed whole."""
         if self.output.is_cuda or work(self.parts) <= LARGE:
             return []
-        part = max(self.parts, key=lambda part: part.product.M)
-        away, unit = midpoint_distance(part.product, self.output.dtype)
+        at_most = max(range(len(self.parts)), key=lambda i: self.parts[i].product.M)
+        part = self.parts[at_most]
+        away, unit = off_midpoint(self.exact(at_most).value.hi, self.output.dtype)
         away = (away * unit).flatten()  # errors of sums of one size are alike whatever is left of the sum
         at = torch.topk(away, min(MOST, len(away)), largest=False).indices
         rows, columns = at // part.product.N, at % part.product.N
         return [(Elements.where(part.product, rows, columns), part.of(self.output)[rows, columns])]
+
+    def exact(self, number: int) -> ExactPart:
+        """A part with its exact value, which a judgement may ask for several times; it is kept unless it is large."""
+        if number not in self._exact:
+            part = self.parts[number]
+            known = ExactPart.of(part, exact(part.product), self.output.dtype)
+            if self.output.numel() > EXACT:
+                return known
+            self._exact[number] = known
+        return self._exact[number]
 
     def _has_bits(self, elements: Elements, own: Tensor, schedule: Schedule) -> bool:
         return bool(same_bits(elements.bits(schedule, own.dtype), own).all())

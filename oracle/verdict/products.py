@@ -35,6 +35,7 @@ from oracle.bounds import Accumulator, Interval, admissible, of_schedule
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.ieee32 import float64_and_bound, near
+from oracle.bounds.screen import Outside, Screen
 from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.threads import one_thread
 from oracle.tensorcore.identify import Search, subset
@@ -145,16 +146,24 @@ class ProductSets(Sets):
     def holds(self, outputs: Found) -> bool:
         """Whether one of the classes holds every element (points 1, 3 and 4).
 
-        What it refuses is refused by :meth:`judge`. Float32 in any order is asked first, by two float64 matrix
-        products; then the other classes of a few of the elements that lie outside of it; then the bits of the
-        schedules, and last the intervals.
+        What it refuses is refused by :meth:`judge`. Float32 in any order is asked first, mostly by one float64 matrix
+        product (:mod:`oracle.bounds.screen`); then the other classes of the element that lies farthest outside of it,
+        and of a few more; then the bits of the schedules, and last the intervals.
         """
         output = outputs["out"].reshape(-1, outputs["out"].shape[-1])
         names = (self.numerics, *self.classes)
         if IEEE32 in names:
             left = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
-            for part, around in zip(self.parts, self._by_float32, strict=True):
-                left[part.place] = ~near(part.of(output), *around)
+            for part, screen in zip(self.parts, self._screens, strict=True):
+                own = part.of(output)
+                if screen is None:
+                    left[part.place] = ~near(own, *self._around(part))
+                elif (outside := screen.outside(own)) is not None:
+                    if not self._reached(part, own, screen, outside, names):
+                        return False
+                    bad = torch.zeros(own.shape, dtype=torch.bool, device=own.device)
+                    bad[outside.rows, outside.columns] = True
+                    left[part.place] = bad
             if not bool(left.any()):
                 return True
             if not self._may_hold(output, left, names):
@@ -163,6 +172,19 @@ class ProductSets(Sets):
         if reproducing(self.parts, output, admitted) is not None:
             return True
         return not _judge_interval(self.parts, output, self.numerics, self.classes, None).status.is_failure
+
+    def _reached(self, part: Part, own: Tensor, screen: Screen, outside: Outside, names: Sequence[str]) -> bool:
+        """Whether one of the classes, float32 apart, may hold the worst element ``outside``; ``own [M, N]`` has the
+        output's dtype."""
+        far, size = outside.excess[:1].cpu(), outside.size[:1].cpu()
+        others = [name for name in names if name != IEEE32]
+        others = [name for name in others if not bool(far > screen.reach(size, of_schedule(of_class(name))))]
+        if not others:
+            return False
+        product = subset(part.product, outside.rows[:1], outside.columns[:1]).on_cpu()
+        value = own[outside.rows[0], outside.columns[0]].reshape(1, 1).cpu()
+        known = ExactPart.of(Part(product), exact(product), own.dtype)
+        return any(not compared([known], [interval_of(product, name)], value).outside for name in others)
 
     def may_hold(self, outputs: Found, among: Found) -> bool:
         """Whether one of the classes, which hold what any of the schedules gives, holds a few of the elements."""
@@ -174,8 +196,17 @@ class ProductSets(Sets):
         return self._may_hold(output, left, (self.numerics, *self.classes))
 
     @cached_property
-    def _by_float32(self) -> list[tuple[Tensor, Tensor]]:
-        return [float64_and_bound(part.product) for part in self.parts]
+    def _screens(self) -> list[Screen | None]:
+        return [Screen.of(part.product) for part in self.parts]
+
+    def _around(self, part: Part) -> tuple[Tensor, Tensor]:
+        if id(part) not in self._bounded:
+            self._bounded[id(part)] = float64_and_bound(part.product)
+        return self._bounded[id(part)]
+
+    @cached_property
+    def _bounded(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
 
     def _may_hold(self, output: Tensor, left: Tensor, names: Sequence[str]) -> bool:
         """Whether one of these classes holds a few of the elements ``left`` (bool ``[R, N]``) of ``output [R, N]``, any

@@ -160,10 +160,36 @@ def least(calls: dict[str, Side], rounds: int = 300, inner: int = 100) -> dict[s
     return found
 
 
+def live_weights(count: int, rounds: int = 3) -> float:
+    """The least microseconds of an unprepared product, of rounds over so many weights that are all in use."""
+    step = 16  # bytes: the weights overlap, which no call sees
+    codes, scales = torch.zeros(step * count + 128 * 128).to(FP8), torch.ones(4 * count + 1)
+    weights = [
+        (codes[step * i : step * i + 128 * 128].view(128, 128), scales[4 * i : 4 * i + 1].view(1, 1))
+        for i in range(count)
+    ]
+    a, scale = torch.zeros(16, 128).to(FP8), torch.ones(1, 16).t()
+    out = torch.empty(16, 128, dtype=torch.bfloat16)
+    found = []
+    for _ in range(2 + rounds):
+        started = time.perf_counter()
+        for weight in weights:
+            blockscaled.fp8_gemm_nt((a, scale), weight, out)
+        found.append((time.perf_counter() - started) / count * 1e6)
+    return min(found[2:])
+
+
 def main() -> None:
-    with stand_ins():
-        for routine, calls in sides().items():
-            print(routine, {name: round(us, 2) for name, us in least(calls).items()})
+    """Each routine with the compiled guard of torch and with the public one, then the number of weights."""
+    print("torch", torch.__version__)
+    for public in (False, True):
+        guards = None if public else fast_torch.GUARDS
+        with mock.patch.object(fast_torch, "GUARDS", guards), context.use(), stand_ins():
+            print("guard:", "public" if guards is None else "compiled")
+            for routine, calls in sides().items():
+                print(" ", routine, {name: round(us, 2) for name, us in least(calls).items()})
+            weights = {count: round(live_weights(count), 2) for count in (1, 100, 4_000, 20_000, 100_000)}
+            print("  fp8_gemm_nt by weights in use", weights, flush=True)
 
 
 if __name__ == "__main__":

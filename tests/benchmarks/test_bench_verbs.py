@@ -60,6 +60,8 @@ def sides(shape: tuple[int, ...], device: str = "cpu") -> dict[str, Side]:
         "reference": lambda: oracle.reference(GEMM, inputs),
         "predict": lambda: oracle.predict(GEMM, inputs, numerics="sm90.promote128"),
         "interval": lambda: oracle.interval(GEMM, inputs, numerics="sm90.promote128"),
+        "interval, K split anywhere": lambda: oracle.interval(GEMM, inputs, numerics="sm90.promote128.split"),
+        "interval, products in any order": lambda: oracle.interval(GEMM, inputs, numerics="sm90.promote128.any"),
         "judge, right": lambda: oracle.judge(GEMM, inputs, right),
         "judge, a moved row": lambda: oracle.judge(GEMM, inputs, wrong, explain="off"),
         "judge and explain, a moved row": lambda: oracle.judge(GEMM, inputs, wrong),
@@ -117,9 +119,9 @@ def test_verb(benchmark: Any, name: str) -> None:
     benchmark.pedantic(of[name], rounds=1 if benchmark.disabled else 5, warmup_rounds=0 if benchmark.disabled else 1)
 
 
-def table(device: str) -> None:
-    print("| verb | " + " | ".join("x".join(map(str, shape)) for shape in SHAPES) + " |\n|:--|--:|--:|--:|")
-    found = [measured(shape, device, ROUNDS if shape != MODEL else 1) for shape in SHAPES]
+def table(device: str, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> None:
+    print("| verb | " + " | ".join("x".join(map(str, shape)) for shape in shapes) + " |\n|:--|" + "--:|" * len(shapes))
+    found = [measured(shape, device, ROUNDS if shape != MODEL else 1) for shape in shapes]
     print("| float64 matmul, ms | " + " | ".join(f"{x['float64 matmul'] * 1e3:.1f}" for x in found) + " |")
     for name in list(found[0])[1:]:
         print(f"| {name} | " + " | ".join(f"{x[name] / x['float64 matmul']:.1f}" for x in found) + " |", flush=True)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
 import tracemalloc
 import warnings
 from dataclasses import replace
+from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, engines, of_schedule, residue_bound, triton_sums
+from oracle.bounds import Accumulator, cpu_lanes, engines, of_schedule, residue_bound, triton_sums
 from oracle.bounds import product as definition
 from oracle.errors import NumericsError
-from oracle.numbers.formats import codes_of
+from oracle.numbers.formats import codes_of, decode
 from oracle.tensorcore import cpu_jit, engine_cpu, engine_cuda, predict
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.packing import PROMOTE, plan, supported
@@ -42,6 +45,17 @@ def _same(x: Tensor, y: Tensor) -> bool:
     return bool(torch.equal(torch.nan_to_num(x, 0.125), torch.nan_to_num(y, 0.125))) and bool(
         torch.equal(torch.isnan(x), torch.isnan(y))
     )
+
+
+def compiled_sums(add: Any) -> Any:
+    """``add`` of 32 products, in compiled code, which alone may call it."""
+    lanes = cpu_lanes.LANES
+
+    @numba.njit
+    def run(a: Any, b: Any, sums: Any) -> None:
+        add(a, 0, b, 0, 32, sums, lanes)
+
+    return run
 
 
 @pytest.mark.turns(4)
@@ -197,7 +211,7 @@ ACCUMULATORS = [
 
 
 class TestBounds:
-    """The compiled exact value and B2 are the plain definitions', bit for bit."""
+    """The compiled exact value, B2 and B3 are the plain definitions', bit for bit."""
 
     @pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: a.name)
     @pytest.mark.parametrize("data", ["bell", "finite", "special"])
@@ -211,6 +225,55 @@ class TestBounds:
                 assert _same(alone.hi, plain.hi) and _same(alone.lo, plain.lo) and _same(alone.slack, plain.slack)
             assert _same(x.lo, y.lo) and _same(x.hi, y.hi)
             assert x.open is not None and y.open is not None and torch.equal(x.open, y.open)
+
+    @pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: a.name)
+    @pytest.mark.parametrize("data", ["bell", "finite", "special"])
+    def test_in_any_order_and_split(self, acc: Accumulator, data: str) -> None:
+        """Chains of one tile and of many, scales of few blocks and of many; a chain over K keeps the definition of its
+        splits."""
+        schedule = get("sm90.chain" if acc.promotion is None else "sm90.promote128")
+        for seed, (m, n, k) in enumerate(SHAPES):
+            product = product_of(schedule, m, n, k, seed=seed, data=data, bias=seed == 1)
+            pairs = [(engines.compiled_any_order(product, acc), definition.any_order_bound(product, acc))]
+            if acc.promotion is not None:
+                pairs.append((engines.compiled_split(product, acc), definition.split_bound(product, acc)))
+            for mine, plain in pairs:
+                assert mine is not None and (mine.name, mine.weak) == (plain.name, plain.weak)
+                assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
+                assert mine.open is not None and plain.open is not None and torch.equal(mine.open, plain.open)
+
+    def test_an_error_that_grows_on_is_left_to_the_definition(self) -> None:
+        """Few bits and no promotion: the definition leaves every result open."""
+        coarse, product = Accumulator("few bits", 8, 4, 3, None), product_of(get("sm90.chain"), 2, 3, 300, seed=3)
+        assert engines.compiled_any_order(product, coarse) is None
+        due = engines.any_order_bound(product, coarse)
+        assert due.open is not None and bool(due.open.all())
+
+    def test_notices_another_order(self) -> None:
+        """Chains added as they come, in any order, and their products too: each bound is wider than the one before."""
+        acc = of_schedule(get("sm90.promote128"))
+        product = product_of(get("sm90.promote128"), 4, 8, 512, seed=12)
+        loose = engines.compiled_any_order(product, acc)
+        assert loose is not None
+        bounds = engines.compiled_residue(product, acc)[1], engines.compiled_split(product, acc), loose
+        for narrow, wide in itertools.pairwise(bounds):
+            assert float((wide.hi - wide.lo).mean()) > float((narrow.hi - narrow.lo).mean())
+
+    def test_floors_on_a_machine_that_rounds_to_nearest_alone(self) -> None:
+        """Each product cut apart gives what rounding toward zero does; rounding to nearest does not."""
+        g = torch.Generator().manual_seed(3)
+        a = decode(torch.randn(32, generator=g).to(torch.float8_e4m3fn)).numpy()
+        b = decode(torch.randn(32, cpu_lanes.LANES, generator=g).to(torch.float8_e4m3fn)).numpy()
+        halves = np.ascontiguousarray(np.stack([b.clip(min=0), (-b).clip(min=0)], axis=1))
+        found = []
+        for add in (cpu_lanes.toward_zero, cpu_lanes.apart, cpu_lanes.add_products):
+            sums = np.full(3 * cpu_lanes.LANES, 2.0 ** (52 - 9))
+            compiled_sums(add)(a, halves, sums)
+            found.append(sums)
+        assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
+        products = torch.from_numpy(a[:, None] * b) * 2.0**9
+        cut = torch.stack([products.clamp(min=0).floor().sum(dim=0), (-products).clamp(min=0).floor().sum(dim=0)])
+        assert (found[0][cpu_lanes.LANES :] == 2.0**43 + cut.flatten().numpy() * 2.0**-9).all()
 
     @pytest.mark.parametrize("special", [float("nan"), float("inf")])
     def test_special_values_under_one_scale(self, special: float) -> None:

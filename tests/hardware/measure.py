@@ -30,7 +30,8 @@ FAMILIES: dict[str, tuple[Callable[[Notes, str], None], ...]] = {
     "overhead": (timings.overhead, timings.modules),
     "fast": (timings.fast_paths,),
     "linear": (timings.end_to_end,),
-    "bandwidth": (timings.bandwidth, timings.shared_scales),
+    "bandwidth": (timings.bandwidth,),
+    "quantisers": (timings.shared_scales,),
     "graphs": (timings.graphs, timings.compiled),
     "engines": (timings.engines,),
 }

@@ -16,7 +16,7 @@ from benchmarks import test_bench_cuda as bench
 from hardware.notes import Notes
 from torch import Tensor
 
-from kernels import blockscaled, linear, mx, plan, quantize
+from kernels import blockscaled, linear, mx, mx_experts, mx_fused, plan, quantize
 from kernels.backends import _host, cutlass, flashinfer
 from kernels.config import Config, use_config
 from kernels.nn import Fp8Linear
@@ -263,37 +263,96 @@ def bandwidth(notes: Notes, device: str) -> None:
 
 
 def shared_scales(notes: Notes, device: str) -> None:
-    """Quantisers of MXFP8, MXFP4 and NVFP4 at 4096 x 7168: kernels a call starts, and their rate beside a copy of as
-    many bytes."""
-    m, k = (4096, 7168) if device == "cuda" else (64, 512)
+    """Quantisers of MXFP8, MXFP4 and NVFP4 at 4096 x 7168, alone, fused and of experts: whether the device gives the
+    bits of plain torch, kernels a call starts, and the rate beside a copy of as many bytes."""
+    m, k, experts = (4096, 7168, 32) if device == "cuda" else (64, 512, 4)
     copies = 8 if device == "cuda" else 1  # together far beyond the cache
     xs = [torch.randn(m, k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-    factor = torch.full((1,), 400.0, device=device)
-    quantisers: dict[str, tuple[float, Callable[[Tensor], object]]] = {
-        f"{name} {layout}": (bytes_, lambda x, call=call, layout=layout: call(x, layout))
-        for layout in ("128x4", "linear")
-        for name, bytes_, call in (
-            ("mxfp8", 3 + 1 / 32, mx.mxfp8_quantize),
-            ("mxfp4", 2.5 + 1 / 32, mx.mxfp4_quantize),
-            ("nvfp4", 2.5 + 1 / 16, lambda x, layout: mx.nvfp4_quantize(x, factor, layout)),
-        )
-    }
-    for name, (bytes_, call) in quantisers.items():
+    pairs = [torch.randn(m, 2 * k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    for name, entry in shared_scale_quantisers(m, k, experts, device).items():
         with notes.attempt(f"timing: quantiser {name}"):
-            moved = int(m * k * bytes_) // 2
+            gated, written, call = entry
+            inputs = pairs if gated else xs
+            moved = int(m * k * (4 if gated else 2) + m * k * written) // 2
             source = [torch.empty(moved, dtype=torch.uint8, device=device) for _ in range(copies)]
             target = [torch.empty_like(s) for s in source]
             sides: dict[str, Callable[[int], object]] = {
                 "copy": lambda i, source=source, target=target: target[i % copies].copy_(source[i % copies]),
-                "layer": lambda i, call=call: call(xs[i % copies]),
+                "layer": lambda i, call=call, inputs=inputs: call(inputs[i % copies]),
             }
-            found = device_microseconds(sides, device)
+            call(inputs[0])
             with torch.profiler.profile() as profile:
-                call(xs[0])
+                made = call(inputs[0])
                 _wait(device)
             started = sum("cuda" in str(e.device_type).lower() for e in profile.events())
+            with use_config(Config(backend="eager")):
+                right = call(inputs[0])
+            differ = sum(
+                int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in zip(made, right, strict=True)
+            )
+            notes.check(f"bytes that differ from plain torch: {name}", differ)
+            found = device_microseconds(sides, device)
             rate = {"rate beside copy": round(found["copy"] / found["layer"], 3), "kernels": float(started)}
             notes.time(f"device_us.quantiser {name}", found | rate)
+
+
+Quantised = tuple[bool, float, Callable[[Tensor], tuple[Tensor, ...]]]
+"""Whether a row holds gates and ups, bytes written for a value, and the call."""
+
+
+def shared_scale_quantisers(m: int, k: int, experts: int, device: str) -> dict[str, Quantised]:
+    """Every quantiser of ``[m, k]`` values to blocks that share a scale byte."""
+    one, factors = torch.full((1,), 400.0, device=device), torch.full((experts,), 400.0, device=device)
+    ends = torch.arange(experts + 1, device=device, dtype=torch.int32) * (m // experts)
+    used = torch.full((experts,), m // experts, dtype=torch.int32, device=device)
+    weight = torch.ones(k, device=device, dtype=torch.bfloat16)
+    eight, four, nv = 1 + 1 / 32, 0.5 + 1 / 32, 0.5 + 1 / 16
+
+    def buffers(x: Tensor) -> Tensor:
+        return x.view(experts, m // experts, -1)
+
+    made: dict[str, Quantised] = {}
+    for layout in ("128x4", "linear"):
+        made |= {
+            f"mxfp8 {layout}": (False, eight, lambda x, layout=layout: mx.mxfp8_quantize(x, layout)),
+            f"mxfp4 {layout}": (False, four, lambda x, layout=layout: mx.mxfp4_quantize(x, layout)),
+            f"nvfp4 {layout}": (False, nv, lambda x, layout=layout: mx.nvfp4_quantize(x, one, layout)),
+        }
+        for kind, written in (("mxfp8", eight), ("mxfp4", four), ("nvfp4", nv)):
+            more = {"global_scale": one if kind == "nvfp4" else None, "layout": layout}
+            made[f"silu {kind} {layout}"] = (
+                True,
+                written,
+                lambda x, kind=kind, more=more: mx_fused.silu_and_mul_block_scaled_quant(x, kind, **more),
+            )
+            made[f"rms norm {kind} {layout}"] = (
+                False,
+                written,
+                lambda x, kind=kind, more=more: mx_fused.rms_norm_block_scaled_quant(x, weight, kind, **more)[:2],
+            )
+    return made | {
+        "nvfp4 experts": (False, nv, lambda x: mx_experts.scaled_fp4_experts_quant(x, factors, ends)),
+        "nvfp4 experts flashinfer": (
+            False,
+            nv,
+            lambda x: mx_experts.scaled_fp4_experts_quant(x, factors, ends, "flashinfer"),
+        ),
+        "mxfp8 experts": (False, eight, lambda x: mx_experts.mxfp8_experts_quant(x, ends)),
+        "mxfp4 experts": (False, four, lambda x: mx_experts.mxfp4_experts_quant(x, ends)),
+        "silu nvfp4 experts": (
+            True,
+            nv,
+            lambda x: mx_experts.silu_and_mul_scaled_fp4_experts_quant(x, factors, ends),
+        ),
+        "silu mxfp4 experts": (True, four, lambda x: mx_experts.silu_and_mul_mxfp4_experts_quant(x, ends)),
+        "nvfp4 masked": (False, nv, lambda x: mx_experts.scaled_fp4_grouped_quantize(buffers(x), used, factors)),
+        "mxfp8 masked": (False, eight, lambda x: mx_experts.mxfp8_grouped_quantize(buffers(x), used)),
+        "silu nvfp4 masked": (
+            True,
+            nv,
+            lambda x: mx_experts.silu_and_mul_scaled_nvfp4_experts_quantize(buffers(x), used, factors),
+        ),
+    }
 
 
 def _vllm_quantisers(xs: Sequence[Tensor], m: int, k: int, copies: int) -> dict[str, Callable[[int], object]]:

@@ -14,7 +14,13 @@ import torch
 from oracle import cli
 from oracle.errors import FixtureError
 from oracle.harness import firstlight, subjects
-from oracle.harness.firstlight import DONE, FAILED, LATE, LEFT, Step
+from oracle.harness.firstlight import DIFFERS, DONE, FAILED, HOLDS, LATE, LEFT, UNASKED, Step
+from oracle.routines import registered
+from oracle.tensorcore.fingerprint import fingerprint
+from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.probes import Shape
+from oracle.tensorcore.schedules import get
+from oracle.truth.gemm import ScaledProduct
 
 TOOL = """
 import sys, time
@@ -72,6 +78,62 @@ def test_a_step_out_of_time_writes_what_it_has(tool: Path, monkeypatch: pytest.M
     chosen = [step("slow", tool, 1.0), step("deaf", tool, 1.0)]
     for one in firstlight.run(chosen, tool / "out", arch="sm90", seconds=60.0):
         assert (one.status, one.said) == (LATE, "wrote what it has") and one.seconds < 20
+
+
+def test_a_step_is_told_what_is_left(tool: Path) -> None:
+    """The seconds of its own limit or of the budget, whichever ends first, less those in which it writes."""
+    one = Step("right", (firstlight.REST, str(tool / "count")), 300.0, "what")
+    for budget, told in ((1000.0, "280"), (100.0, "79"), (5.0, "1")):
+        (ran,) = firstlight.run([one], tool / f"out{told}", arch="sm90", seconds=budget)
+        assert ran.said == f"answer | of {told}"
+
+
+def chain_of(name: str, block: int | None, rows: int) -> str:
+    """What the fingerprint of a kernel prints whose sums are those of a schedule."""
+    schedule, shape = get(name), Shape(torch.float8_e4m3fn, 512, block, rows)
+
+    def kernel(a: torch.Tensor, b: torch.Tensor, sa: torch.Tensor, sb: torch.Tensor, out: torch.dtype) -> torch.Tensor:
+        return predict_product(ScaledProduct(a, b, sa, sb, block or 512, rows), schedule, out_dtype=out)
+
+    return "\n".join(fingerprint(kernel, shape, out_dtype=torch.bfloat16).lines()) + "\n"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_known_facts_stand_beside_the_answers(tmp_path: Path) -> None:
+    """Those of sm90 hold of kernels with the schedules that its captures show, and differ of another one; a finding is
+    there, healed, or its library is not."""
+    logs = {
+        "chain-fp8_gemm_nt": chain_of("sm90.promote128", 128, 128),
+        "chain-torch_per_token_w8a8_scaled_mm": chain_of("sm90.promote128.scale_after", None, 1),
+        "chain-cutlass_scaled_mm": chain_of("sm100.chain", None, 1),
+        "findings": "there       torch_strided_bias: x\nhealed      sgl_kernel_infinity: y\n"
+        "did not run vllm_attention_unused_slots: ModuleNotFoundError: No module named 'vllm'\n",
+    }
+    assert {status for *_, status in firstlight.answered(tmp_path, "sm90")} == {UNASKED}
+    for name, text in logs.items():
+        (tmp_path / f"{name}.log").write_text(text)
+    found = {fact.what: (answer, status) for fact, answer, status in firstlight.answered(tmp_path, "sm90")}
+    of = {prefix: {s for what, (_, s) in found.items() if what.startswith(prefix)} for prefix in ("DeepGEMM", "torch.")}
+    assert of == {"DeepGEMM": {HOLDS}, "torch.": {HOLDS}}
+    assert found["vLLM's cutlass_scaled_mm: alignment"] == ("25 fraction bits, toward zero", DIFFERS)
+    assert found["finding torch_strided_bias"] == ("there", HOLDS)
+    assert found["finding sgl_kernel_infinity"] == ("healed", DIFFERS)
+    assert found["finding vllm_attention_unused_slots"][1] == found["finding flashinfer_sm90_fp4"][1] == UNASKED
+    text = firstlight.page([], {}, tmp_path, "sm90")
+    assert f"| finding sgl_kernel_infinity | there | healed | **{DIFFERS}** |" in text
+    assert not firstlight.answered(tmp_path, "sm103") and "What is known" not in firstlight.page(
+        [], {}, tmp_path, "sm103"
+    )
+
+
+def test_every_known_fact_is_asked(tmp_path: Path) -> None:
+    """Its step is one of the arch, where its library is installed, and its finding a script."""
+    chains = {f"chain-{contract}" for contract, _ in firstlight.CHAINS}
+    scripts = {path.stem for path in Path("tests/hardware/findings").glob("*.py")}
+    for arch, facts in firstlight.KNOWN.items():
+        named = {step.name for step in firstlight.steps(arch, tmp_path)} | chains
+        assert {fact.step for fact in facts} <= named
+        assert {fact.what.split()[1] for fact in facts if fact.step == "findings"} <= scripts
 
 
 def test_a_folder_that_a_command_wants_new(tool: Path) -> None:
@@ -137,10 +199,11 @@ def test_answers_of_another_machine_are_not_continued(tool: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["sm90", "sm103", "sm121"])
 def test_every_step_is_a_command_of_the_tool(arch: str, tmp_path: Path) -> None:
-    """Their arguments parse; block-scaled instructions are asked where there are some."""
+    """Their arguments parse and name contracts; block-scaled instructions are asked where there are some."""
     chosen = firstlight.steps(arch, tmp_path)
     for one in chosen:
-        cli.parser().parse_args(one.arguments)
+        arguments = cli.parser().parse_args(one.asked(one.seconds))
+        assert getattr(arguments, "contract", None) in (None, *registered())
     assert ("reading-nvf4" in {one.name for one in chosen}) == (arch != "sm90")
 
 

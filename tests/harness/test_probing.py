@@ -67,7 +67,7 @@ class TestSameAnswers:
         def here(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
             if block:
                 return probed.promoting(a, b, a_scale, b_scale, out_dtype)
-            return probed.torch_names(a, b.t(), a_scale, b_scale, out_dtype)
+            return probed.torch_names(a, b.t(), a_scale, b_scale.t(), out_dtype)
 
         shape = Shape(torch.float8_e4m3fn, 256, block, b_rows)
         found = probe(KERNELS[contract], contract, k=256, out_dtype=torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,8 @@ class Timed:
     def run(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
         if self.name == "broken":
             raise RuntimeError("no kernel")
+        if self.name == "compiles":
+            time.sleep(30)
         self.calls.append(inputs["a"].shape[0])
         return inputs["a"]
 
@@ -44,6 +48,15 @@ def test_each_is_timed_once(tmp_path: Path) -> None:
     assert list(timings.timed([right, broken], path, 60.0, rows=(1, 3), depth=128)) == made
     assert len(right.calls) == calls and len(path.read_text().splitlines()) == 4
     assert list(timings.timed([Timed("late")], tmp_path / "late.jsonl", -1.0, rows=(1,), depth=128)) == []
+
+
+def test_a_first_call_that_compiles_for_long_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is timed; nothing of the timer stays."""
+    monkeypatch.setattr(timings, "FIRST", 0.2)
+    before = signal.getsignal(signal.SIGALRM)
+    made = list(timings.timed([Timed("compiles"), Timed("right")], tmp_path / "t.jsonl", 60.0, rows=(1,), depth=128))
+    assert made[0]["why"] == "TimeoutError: no answer within 0.2 s" and "microseconds" in made[1]
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_calls_are_those_of_a_model() -> None:

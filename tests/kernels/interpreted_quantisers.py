@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels.backends import _host, eager, triton_quant
-from kernels.backends.declaration import Blocks
+from kernels.backends.declaration import Blocks, Matrices
 
 warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
 FP8 = torch.float8_e4m3fn
@@ -20,7 +20,7 @@ FP8 = torch.float8_e4m3fn
 
 def same(x: torch.Tensor, y: torch.Tensor) -> bool:
     a, b = x.contiguous(), y.contiguous()
-    size = {1: torch.uint8, 4: torch.int32}[a.element_size()]
+    size = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.element_size()]
     nan = a.float().isnan() & b.float().isnan() if a.is_floating_point() else torch.zeros(a.shape, dtype=torch.bool)
     return a.shape == b.shape and bool(((a.view(size) == b.view(size)) | nan).all())
 
@@ -121,6 +121,68 @@ def shared() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor
     yield "sabotaged: another rounding", both(x, "e4m3", "rceil", "linear")[0], both(x, "e4m3", "floor", "linear")[1]
 
 
+def several() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
+    """Rows of several matrices: by offsets in both placements, experts without rows and rows without experts among
+    them; matrices of one height."""
+    ways = ("e4m3", "rceil", False), ("e2m1", "even_of_finite", False), ("e2m1", "rceil", True)
+    offsets = torch.tensor([[0, 5, 5, 20, 37], [0, 0, 37, 37, 37], [0, 10, 20, 25, 30]], dtype=torch.int32)
+
+    def both(
+        x: torch.Tensor,
+        way: tuple[str, str, bool],
+        matrices: Matrices,
+        other: Matrices | None = None,
+        gated: bool = False,
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        element, rounding, two = way
+        how, g = Blocks(element, rounding, "128x4", False, gated), torch.rand(matrices.number) * 30 + 1 if two else None
+        sides = (triton_quant, matrices), (eager, other or matrices)
+        made = [b.BACKEND.quant_blocks(x, how, x.shape[1] >> gated, g, of) for b, of in sides]
+        return made[0], made[1]
+
+    for way in ways:
+        for k, gated in ((96, False), (160, True)):
+            x = hostile(37, k << gated, torch.bfloat16)
+            for ends in offsets:
+                for placement in ("tight", "flashinfer"):
+                    named = f"experts {way} {k} {ends.tolist()} {placement}"
+                    yield named, *both(x, way, Matrices(4, ends, placement), gated=gated)
+            yield f"matrices {way} {k}", *both(hostile(39, k << gated, torch.bfloat16), way, Matrices(3), gated=gated)
+    one, x = torch.tensor([7.0]), hostile(39, 96, torch.bfloat16)
+    for layout in ("128x4", "8x4"):
+        how = Blocks("e2m1", "rceil", layout, False, False)
+        made = [b.BACKEND.quant_blocks(x, how, 96, one, Matrices(3)) for b in (triton_quant, eager)]
+        yield f"matrices under one factor {layout}", *made
+    x, (first, *_) = hostile(37, 96, torch.bfloat16), offsets
+    yield "sabotaged: placement", *both(x, ways[0], Matrices(4, first), Matrices(4, first, "flashinfer"))
+    yield "sabotaged: expert", *both(x, ways[2], Matrices(4, first), Matrices(4, offsets[1]))
+
+
+def norms() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
+    """RMS norms of rows whose squares, of powers of two, float32 adds exactly in any order; the sum behind codes."""
+    generator = torch.Generator().manual_seed(3)
+    x, other = (torch.exp2(torch.randint(-3, 4, (5, 160), generator=generator).float()) for _ in range(2))
+    one = torch.tensor([33.0])
+
+    def both(
+        how: Blocks, g: torch.Tensor | None, rounding: str, dtype: torch.dtype, added: bool, epsilon: float = 1e-6
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        operands = x.to(dtype), (1.0 + other[0]).to(dtype), other.to(dtype) if added else None
+        sides = (triton_quant, epsilon), (eager, 1e-6)
+        made = [b.BACKEND.norm_blocks(*operands, e, rounding, how, g) for b, e in sides]
+        return tuple(t for t in made[0] if t is not None), tuple(t for t in made[1] if t is not None)
+
+    for layout in ("128x4", "8x4", "linear"):
+        for element, g in (("e4m3", None), ("e2m1", None), ("e2m1", one)):
+            how = Blocks(element, "rceil", layout, False, False)
+            for rounding in ("each", "product", "none"):
+                for added in (False, True):
+                    yield f"norm {how} {rounding} {added}", *both(how, g, rounding, torch.bfloat16, added)
+    how = Blocks("e4m3", "rceil", "128x4", False, False)
+    yield "norm of float32", *both(how, None, "none", torch.float32, True)
+    yield "sabotaged: epsilon", *both(how, None, "each", torch.bfloat16, True, 1.0)
+
+
 def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
     ours, plain = triton_quant, eager
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -170,6 +232,8 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
     lower, right = ours.reciprocal_quantiser(torch.float16), plain.reciprocal_quantiser(torch.float32)
     yield "sabotaged: another limit", lower(x, None, allocate), right(x, None, allocate)
     yield from shared()
+    yield from several()
+    yield from norms()
     x = torch.zeros(4, 128)
     yield "sabotaged: another floor", ours.quant_group(x, 128, 1e-10, False), plain.quant_group(x, 128, 1e-9, False)
 

@@ -44,7 +44,12 @@ def test_a_host_that_drifts_moves_no_side_against_another() -> None:
 
 def test_dry_run_on_the_cpu(tmp_path: Path) -> None:
     """What needs a GPU is recorded as failed; the rest gives its numbers."""
-    assert measure.main(["--out", str(tmp_path), "--device", "cpu", "--only", "probes", "overhead", "bandwidth"]) == 0
+    assert (
+        measure.main(
+            ["--out", str(tmp_path), "--device", "cpu", "--only", "probes", "overhead", "bandwidth", "quantisers"]
+        )
+        == 0
+    )
     record = json.loads((tmp_path / "measurements.json").read_text())
     assert record["attempts"]["bandwidth: bandwidth"]["status"] == "ok"
     assert record["checks"] and all(v is True for k, v in record["checks"].items() if k.startswith("own "))

@@ -24,10 +24,12 @@ from kernels.backends.declaration import Blocks  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
 from kernels.fast import torch as fast_torch  # noqa: E402
 from kernels.fast import triton as fast  # noqa: E402
+from kernels.mx_blocks import FP4_VALUES, fp4_codes  # noqa: E402
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.turns(4)]
 
 HERE = Path(__file__).resolve().parent
+WORD = 0xFFFFFFFF
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
 
 def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
     """Negative tests: a different floor, a different limit of 448/amax, another rounding of a shared exponent."""
-    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 5
+    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False] * 8
 
 
 TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "EPS": 0x2EDBE6FF, "NATIVE": True}  # 1e-10
@@ -106,11 +108,93 @@ def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
     codes, divides = BLOCKS[prepared]
     launch = triton_mx_quant._prepared(*prepared).start
     ptx = ptx_of(launch.kernel, launch.constants, {"x": "*bf16", "q": codes, "s": "*u8", "g": "*fp32"})
-    assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv")
+    assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv" or prepared[1])
     if prepared[0].gated:  # silu divides within 2 ulp
         assert "div.full" in ptx and "ex2.approx" in ptx
         return
     assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx and "div.full" not in ptx
+
+
+@pytest.mark.parametrize(("kind", "divides"), [("mxfp8", False), ("mxfp4", False), ("nvfp4", True)])
+def test_rows_of_experts_compile_for_sm90(kind: str, divides: bool) -> None:
+    """One kernel, which loads 16 bytes at once."""
+    element, rounding = kernels.mx_experts.ROWS[kind]
+    how = Blocks(element, rounding, "128x4", False, False)
+    launch = triton_mx_quant._of_experts(how, divides, True, 256, 64).start
+    types = {"x": "*bf16", "q": "*fp8e4nv" if kind == "mxfp8" else "*u8", "s": "*u8", "g": "*fp32", "offsets": "*i32"}
+    ptx = ptx_of(launch.kernel, launch.constants, types)
+    assert "ld.global.v4" in ptx and ptx.count(".entry") == 1
+    assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx
+
+
+@pytest.mark.parametrize("layout", ["128x4", "linear"])
+def test_norms_compile_for_sm90(layout: str) -> None:
+    """One kernel of a whole row of 7168, which loads 16 bytes at once and spills nothing."""
+    how = Blocks("e2m1", "rceil", layout, False, False)
+    launch = triton_mx_quant._of_norm(how, True, 7168, "each", True, 1e-6).start
+    types = {"q": "*u8", "s": "*u8", "g": "*fp32"} | dict.fromkeys(("x", "weight", "residual", "z"), "*bf16")
+    ptx = ptx_of(launch.kernel, launch.constants, types, num_warps=launch.num_warps)
+    assert "ld.global" in ptx and ".v4.b32" in ptx and "rsqrt.approx" in ptx and ptx.count(".entry") == 1
+
+
+def test_packed_codes_are_those_of_plain_torch() -> None:
+    """The PTX of eight codes, executed here line by line: around every midpoint, at every binade, NaN and infinity."""
+    values = torch.tensor(FP4_VALUES)
+    points = torch.cat([values, (values[1:] + values[:-1]) / 2, torch.exp2(torch.arange(-149.0, 128.0)), torch.ones(3)])
+    points[-3:] = torch.tensor([6.5, float("inf"), float("nan")])
+    near = torch.tensor([0.0, float("inf")])
+    y = torch.cat([points, *(torch.nextafter(points, n) for n in near)])
+    y = torch.cat([y, -y[~y.isnan()], torch.rand(4000) * 8 - 4])
+    y = y[: y.numel() // 8 * 8].view(-1, 4, 2)
+    right = fp4_codes(y)
+    executed = execute(_triton_mx_quant.PACKED_E2M1.value, [*y[..., 0].T, *y[..., 1].T])
+    packed = right[..., 0].int() | right[..., 1].int() << 4
+    assert torch.equal(executed, sum((packed[:, i].long() << 8 * i for i in range(4)), torch.zeros(len(y)).long()))
+    wrong = _triton_mx_quant.PACKED_E2M1.value.replace("0f4A800000", "0f4A000000")
+    assert not torch.equal(execute(wrong, [*y[..., 0].T, *y[..., 1].T]), executed), "the negative test"
+
+
+def execute(ptx: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """What straight-line PTX leaves in ``$0``, 32 bits in int64; the inputs are ``$1`` and on, float32."""
+    registers = {f"${i + 1}": x.contiguous().view(torch.int32).long() & WORD for i, x in enumerate(inputs)}
+
+    def of(name: str) -> torch.Tensor:
+        if name in registers:
+            return registers[name]
+        return torch.tensor(int(name[2:], 16) if name.startswith("0f") else int(name, 0)) + torch.zeros_like(
+            registers["$1"]
+        )
+
+    def floats(*names: str) -> list[torch.Tensor]:
+        return [(of(name) - ((of(name) >> 31) << 32)).int().view(torch.float32).double() for name in names]
+
+    def rounded(value: torch.Tensor) -> torch.Tensor:
+        return value.float().view(torch.int32).long() & WORD
+
+    def bytes_of(low: torch.Tensor, high: torch.Tensor, chosen: int) -> torch.Tensor:
+        both = [(part >> 8 * i) & 0xFF for part in (low, high) for i in range(4)]
+        return sum((both[chosen >> 4 * i & 7] << 8 * i for i in range(4)), torch.zeros_like(low))
+
+    how = {
+        "abs.f32": lambda a: of(a) & 0x7FFFFFFF,
+        "min.f32": lambda a, b: rounded(torch.fmin(*floats(a, b))),
+        "max.f32": lambda a, b: rounded(torch.fmax(*floats(a, b))),
+        "mov.b32": of,
+        "and.b32": lambda a, b: of(a) & of(b),
+        "or.b32": lambda a, b: of(a) | of(b),
+        "shr.b32": lambda a, b: of(a) >> int(b),
+        "shl.b32": lambda a, b: (of(a) << int(b)) & WORD,
+        "prmt.b32": lambda a, b, c: bytes_of(of(a), of(b), int(c, 0)),
+        "mul.rn.f32": lambda a, b: rounded(torch.mul(*floats(a, b))),
+        # exact in float64 where float32 could be halfway: 2^24 and a step of 2^-25
+        "fma.rn.f32": lambda a, b, c: rounded(torch.mul(*floats(a, b)) + floats(c)[0]),
+    }
+    for line in ptx.strip().strip("{}").split(";"):
+        name, _, rest = line.strip().strip("{}").strip().partition(" ")
+        if name and not name.startswith(".reg"):
+            target, *operands = (word.strip() for word in rest.split(","))
+            registers[target] = how[name](*operands)
+    return registers["$0"]
 
 
 @pytest.mark.parametrize("kernel", [flushing_kernel, approximate_kernel], ids=["flushing", "approximate"])

@@ -8,6 +8,7 @@ the machine, the backend, the fake that was called, the verdict, and how many ch
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -42,6 +43,8 @@ class Row(NamedTuple):
     without: tuple[str, ...]
     backend: str
     config: Config = Config()
+    powers: bool = False
+    """Whether scales are powers of two, and the call says that they are."""
 
 
 MX8 = "mm_mxfp8/e4m3xe4m3-bf16/1x32/m=130,n=160,k=256"
@@ -76,6 +79,13 @@ MIXES = (
     "m_grouped_fp8_fp4_gemm_nt_masked/e4m3xe2m1-bf16/1x128:1x32/m=17,n=64,k=256,g=3",
     "m_grouped_fp8_fp4_gemm_nt_psum/e4m3xe2m1-bf16/1x128:1x32/m=384,n=64,k=256,g=3",
 )
+OF_POWERS = (
+    # calls of DeepGEMM's FP8 products: weights of one block of rows and of several, words that are not full
+    "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=130,n=192,k=640",
+    "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=192,k=640,g=3",
+    "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=192,k=640,g=3",
+)
+HEADS = "fp8_gemm_nt_skip_head_mid/e4m3xe4m3-bf16/1x128:128x128/m=33,n=384,k=256"
 NV_LAYER, MIXED_LAYER = "nvfp4/bf16xe2m1-bf16/1x16:1x16", "mxfp8_mxfp4/bf16xe2m1-bf16/1x32:1x32"
 LAYERS = (
     (NV_LAYER, "", "sm121"), (MIXED_LAYER, "", "sm103"), (MIXED_LAYER, "", "sm120"),
@@ -120,6 +130,8 @@ ROWS = (
       for arch, levels in (("sm100", ""), ("sm103", "/levels=2"), ("sm120", "/levels=2"), ("sm121", ""))),
     *(Row(TIGHT_OF_32, arch, (), VLLM) for arch in ("sm100", "sm103")),
     *(Row(case, arch, (), "deep_gemm") for case in MIXES for arch in ("sm100", "sm103", "sm120")),
+    *(Row(case, arch, (), "deep_gemm", powers=True) for case in OF_POWERS for arch in ("sm100", "sm103", "sm120")),
+    *(Row(HEADS, arch, (), "deep_gemm", powers=True) for arch in ("sm100", "sm103")),
     *(Row(case, arch, (), VLLM) for case in (*LINEAR, BLOCK_LINEAR) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(GROUPED + size, arch, (), VLLM) for size in ("m=70", "m=40") for arch in ("sm100", "sm103")),
     *(Row(PER_TENSOR, arch, (), "flashinfer") for arch in ("sm100", "sm103", "sm120", "sm121")),
@@ -162,11 +174,17 @@ def serve(row: Row, family: str = "randn") -> Served:
     inputs, options = case.inputs(), dict(case.call_options())
     extra = {"row_alignment": 4} if case.contract.startswith("group_gemm") else {}
     config = dataclasses.replace(row.config, backend=row.backend) if ALONE in row.without else row.config
+    served = SERVED[case.contract]
+    call = served.verb
+    if row.powers:
+        for name in ("a_scale", "b_scale"):
+            inputs[name] = torch.exp2(inputs[name].log2().round())
+        call = functools.partial(call, disable_ue8m0_cast=False)
     with simulated(machine_of(row), config) as libraries, kernels.explain() as plans:
-        out = SERVED[case.contract](inputs, options | extra)
-    (plan,), (call,) = [plan for plan in plans if plan.backend != "eager"], libraries.calls
+        out = served.adapter(call, inputs, options | extra)
+    (plan,), (made,) = [plan for plan in plans if plan.backend != "eager"], libraries.calls
     assert isinstance(out, Tensor)
-    return Served(case.contract, inputs, options, out, plan, call)
+    return Served(case.contract, inputs, options, out, plan, made)
 
 
 def verdict(served: Served, out: Tensor, arch: str, numerics: str | None = None) -> Status:
@@ -299,8 +317,14 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
             ):
                 if x.dtype is not value.dtype or not torch.equal(x, value):  # strides are those of every expert
                     yield name, how, {name: x}
-        elif name in ("recipe_a", "recipe_b"):
+        elif name in ("recipe_a", "recipe_b") and value is not None:
             yield name, "the other", {name: (1, 160 - value[1])}
+        elif name == "recipe" and value is not None:
+            yield name, "of every row", {name: (1, 1, 128)}
+        elif name == "head_splits":
+            left, mid, right = value
+            yield name, "the gap first", {name: (mid, left, right)}
+            yield name, "64 on", {name: (left - 64, mid, right + 64)}
         elif name in ("c", "bias") and value is not None:
             yield name, "none", {name: None}
             yield name, "twice", {name: value * 2}

@@ -773,10 +773,39 @@ class Libraries:
         name = "m_grouped_fp8_fp4_gemm_nt_masked"
         self._mixed(name, a, b, d, recipe, (recipe_a, recipe_b), disable_ue8m0_cast, masked_m=masked_m)
 
+    # the same functions under their older names
+    fp8_gemm_nt = fp8_fp4_gemm_nt
+    m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
+    fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
+
+    def fp8_gemm_nt_skip_head_mid(
+        self,
+        a: Any,
+        b: Any,
+        d: Tensor,
+        head_splits: tuple[int, int, int],
+        recipe: Any = None,
+        compiled_dims: str = "nk",
+        disable_ue8m0_cast: bool = False,
+    ) -> None:
+        """The columns of each head's two parts, between which ``d`` stays as it was; upstream's, as vLLM brings it."""
+        left, mid, right = head_splits
+        need(recipe == (1, 128, 128) and d.dtype is torch.bfloat16 and d.is_contiguous(), "recipe and d")
+        need(all(part % 64 == 0 for part in head_splits) and self.machine.sm in TEN, "stores of 64 columns")
+        heads = d.view(d.shape[0], -1, left + mid + right)
+        parts = torch.cat([heads[..., :left], heads[..., left + mid :]], dim=2).flatten(1)
+        self._mixed("fp8_fp4_gemm_nt", a, b, parts, None, (None, None), disable_ue8m0_cast)
+        made = parts.view(*heads.shape[:2], left + right)
+        heads[..., :left], heads[..., left + mid :] = made[..., :left], made[..., left:]
+
     def _mixed(
         self, contract: str, a: Any, b: Any, d: Tensor, recipe: Any, recipes: Any, cast: bool, **more: Tensor
     ) -> None:
         need(self.machine.sm in (*TEN, 120), "unsupported architecture")
+        recipes = [
+            (1, 128) if r is None and pair[1].dtype is torch.int32 else r
+            for r, pair in zip(recipes, (a, b), strict=True)
+        ]
         need(recipe is None and all(r in ((1, 32), (1, 128)) for r in recipes) and not cast, "recipes")
         operands: dict[str, Tensor] = dict(more)
         k = a[0].shape[-1] * (1 if a[0].is_floating_point() else 2)
@@ -923,6 +952,10 @@ OF_VLLM = (
 QUANTISERS = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
 OF_DEEP_GEMM = ("fp8_fp4_gemm_nt", "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked")
 
+OLDER_NAMES = (
+    "fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous", "fp8_m_grouped_gemm_nt_masked", "fp8_gemm_nt_skip_head_mid",
+)  # fmt: skip
+
 
 def empty(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -947,10 +980,13 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     setattr(sys.modules["flashinfer.fused_moe"], "cutlass_fused_moe", layer)  # noqa: B010  # a module made here
     of_vllm = {name: fakes.recorded(name) for name in OF_VLLM}
     of_vllm["scaled_fp4_quant"] = types.SimpleNamespace(out=fakes.recorded("scaled_fp4_quant"))
-    deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in OF_DEEP_GEMM})
+    deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in (*OF_DEEP_GEMM, *OLDER_NAMES)})
     known = deep_gemm.symbol
-    ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in MIXED}
+    served = (*MIXED, "fp8_gemm_nt", "grouped_contiguous", "grouped_masked", "skip_head_mid")
+    ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in served}
+    ours["alignment"] = (lambda: 128), "get_mk_alignment_for_contiguous_layout"
     patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours else known(name))
+    patch.setattr(deep_gemm, "compiled_gemm", lambda: None)
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
     for name in ("scaled_mm", "scaled_grouped_mm"):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import flashinfer_mx
-from kernels.backends.declaration import Rows, Scales
+from kernels.backends.declaration import Product, Rows, Scales
 from kernels.config import Config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
@@ -84,7 +84,8 @@ def arguments(name: str, p: Problem) -> dict[str, Any]:
         tall = tiles(n * several, k // width) if batched else several * tiles(n, k // width)
         left, right = (Scales(empty(size, dtype=dtype), width, "128x4") for size in (tiles(high, k // width), tall))
         table = Rows(empty(4, groups, dtype=torch.int32)) if batched or grouped else None
-        getattr(backend, p.op)(a, left, b, right, empty(rows, n, dtype=out_dtype), table, None, None, False)
+        out = empty(rows, n, dtype=out_dtype)
+        getattr(backend, p.op)(Product(a, left, b, right, out, table, alpha=None, bias=None, accumulate=False))
     finally:
         flashinfer_mx._run = kept
     return passed[0]

@@ -446,6 +446,14 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
             x, norm, scale_ub=one, residual=x
         ),
         "rms_norm_per_block_quant": lambda: k.rms_norm_per_block_quant(x, norm, residual=x),
+        "rms_norm_block_scaled_quant": lambda: k.rms_norm_block_scaled_quant(x, norm, "mxfp8", residual=x),
+        "rms_norm_block_scaled_quant nvfp4": lambda: k.rms_norm_block_scaled_quant(x, norm, "nvfp4", global_scale=one)[
+            :2
+        ],
+        "silu_and_mul_block_scaled_quant": lambda: k.silu_and_mul_block_scaled_quant(x, "mxfp4"),
+        "silu_and_mul_block_scaled_quant nvfp4": lambda: k.silu_and_mul_block_scaled_quant(
+            x, "nvfp4", global_scale=one
+        ),
         "rms_norm_per_block_quant columns": lambda: k.rms_norm_per_block_quant(x, norm, is_scale_transposed=True)[:2],
         "rope_quantize_fp8": lambda: k.rope_quantize_fp8(
             query, query[:, :1], nope, nope[:, :1], angles, positions, quant_scale_q=2.0

@@ -15,7 +15,7 @@ import pytest
 numba = pytest.importorskip("numba")
 
 from oracle.bounds import cpu_kernels  # noqa: E402
-from oracle.tensorcore import cpu_cache, cpu_elements, cpu_jit, cpu_truncation, engine_cpu  # noqa: E402
+from oracle.tensorcore import cpu_attention, cpu_cache, cpu_elements, cpu_jit, cpu_truncation, engine_cpu  # noqa: E402
 from oracle.verdict import loss_jit  # noqa: E402
 
 OTHER_FILE = """
@@ -49,6 +49,7 @@ EDITS = {  # (what stands in the other file, what replaces it, the kernel of 1)
     "intrinsic": ("builder.add(arguments[0], arguments[0])", "builder.mul(arguments[0], arguments[0])", 124),
 }
 ENTRIES = {
+    "_rows": cpu_attention._rows,
     "narrow": engine_cpu.narrow,
     "wide": engine_cpu.wide,
     "truncating": cpu_truncation.truncating,

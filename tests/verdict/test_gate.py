@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 import oracle
+from oracle.bounds import of_schedule
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import float64_and_bound, ieee32_bound, near
+from oracle.bounds.screen import Screen
 from oracle.errors import NumericsError, OptionError, OracleError
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import Call
 from oracle.routines.catalogue import faults_of
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.verdict.parts import interval_of
 
 GEMM = "fp8_gemm_nt"
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=64,n=128,k=512/family={}/seed=1"
@@ -142,6 +146,39 @@ class TestTheInterval:
         due, bound = exact(part.product), ieee32_bound(part.product)
         assert bool(((value - due.hi).abs() + due.lo.abs() + bound.hi <= width).all())
         assert bool((width <= bound.hi * (1 + 2.0**-25)).all()), "and is hardly wider"
+
+    @pytest.mark.parametrize("family", ["randn", "cancel", "outlier"])
+    @pytest.mark.parametrize("share", [0.1, 0.99, 1.01, 30.0])
+    def test_the_screen(self, family: str, share: float) -> None:
+        """What it leaves out or refuses, for one element and for all, is what the whole interval decides."""
+        (part,) = Call(get(GEMM), cases.parse(CASE.format(family)).inputs(), {}).checked().parts
+        (value, width), screen = float64_and_bound(part.product), Screen.of(part.product)
+        assert screen is not None
+        due = value.float()
+        half = 2.0 ** (torch.frexp(due)[1].double() - 25)
+        moved = (due + share * (width + half)).float()
+        for out in (moved, torch.where(torch.arange(due.numel()).view_as(due) == 77, moved, due)):
+            bad, found = ~near(out, value, width), screen.outside(out)
+            assert (found is not None) == bool(bad.any())
+            assert found is None or bool(bad[found.rows, found.columns].all())
+        assert screen.outside(due) is None
+        for wrong in (torch.nan, torch.inf):
+            assert screen.outside(torch.where(due == due[3, 4], wrong, due)) is not None
+
+    @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.mma_sync.promote128", "sm90.mma_f16.promote128"])
+    @pytest.mark.parametrize("family", ["randn", "cancel", "outlier"])
+    def test_reach(self, family: str, name: str) -> None:
+        """No accumulator's interval, nor that with K split, ends beyond the screen's reach for it."""
+        (part,) = Call(get(GEMM), cases.parse(CASE.format(family)).inputs(), {}).checked().parts
+        screen, rows = Screen.of(part.product), torch.arange(64).repeat_interleave(128)
+        assert screen is not None
+        size = screen._size(rows, torch.arange(128).repeat(64)).view(64, 128)
+        reach = screen.reach(size, of_schedule(get_schedule(name)))
+        for numerics in (name, f"{name}.split"):
+            interval = interval_of(part.product, numerics)
+            assert bool((torch.maximum(-interval.lo, interval.hi) <= reach).all())
+        unknown = of_schedule(get_schedule("sm90.chain"))
+        assert bool(screen.reach(size, unknown).isinf().all()), "K may be cut anywhere"
 
     @pytest.mark.usefixtures("unexplained")
     def test_nothing_is_rounded(self) -> None:

@@ -350,6 +350,14 @@ def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
             yield f"{head}/{first}/family={family}/seed={seed}"
 
 
+def _mha_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Parts of the keys in several tiles, and queries that see none of the keys, as well."""
+    yield from _ids(contract, grammar, profile)
+    head = f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[0]}"
+    yield f"{head}/b=1,s=4,n=450,h=2,g=1,d=64,v=64/splits=3/family=randn/seed=1"
+    yield f"{head}/b=1,s=24,n=9,h=2,g=1,d=32,v=32/causal=1/family=randn/seed=1"
+
+
 FAMILIES = ("randn", "ramp", "fall", "hot", "ones", "exact", "codes", "nan")
 
 GRAMMARS = {
@@ -357,7 +365,7 @@ GRAMMARS = {
         ("b", "s", "n", "h", "g", "d", "v"), ("e4m3xe4m3-bf16",), ("head",), FAMILIES, _mha, _mha_options,
         {"causal": ("1",), "window": ("40_0", "9_30"), "sink": ("1",), "used": ("1",), "scales": ("none",),
          "pages": ("16",), "splits": ("2", "3")},
-        listed=_ids,
+        listed=_mha_ids,
         shapes=(
             "b=2,s=12,n=150,h=6,g=2,d=64,v=64", "b=1,s=1,n=300,h=8,g=2,d=128,v=128",
             "b=1,s=70,n=400,h=2,g=1,d=128,v=128", "b=1,s=33,n=130,h=3,g=3,d=96,v=96",

@@ -384,6 +384,79 @@ fault(
     same_if="no row has a key",
 )
 
+fault(
+    "P is relative to the sink and has no lift",
+    CAST,
+    on=CODED,
+    seen="ROCm/rocm-libraries 11786: the running maximum begins at a learned sink, below which all keys underflow",
+    needs=both(ROUNDED, SINK),
+    schedule=_changed(framed=True, lift=0.0, gain=1.0),
+    same_if="no sink exceeds the largest score of its rows",
+    admissible_if=FIT,
+)
+
+
+@fault(
+    "keys of the last split left out",
+    MOVEMENT,
+    seen="ROCm/aiter 4350: what one of 16 splits gives is lost",
+    on=of_class(MhaFwd),
+    needs=both(need(lambda call: _splits(call) > 1, "there is one split"), TILES),
+    admissible_if="these keys have next to no weight",
+)
+def product_split(call: Call, problem: Attention) -> Attention:
+    """The tiles are shared evenly; the last part's sums never arrive."""
+    width = TILE_SUMS.tile(max(problem.q.shape[1], problem.v.shape[1]), problem.q.shape[0])
+    each = width * -(-max(1, -(-problem.k.shape[0] // width)) // _splits(call))
+    kept = (problem.k.shape[0] - 1) // each * each
+    return replace(problem, stop=problem.stop.clamp(max=kept)) if kept else problem
+
+
+def _splits(call: Call) -> int:
+    return _contract(call).splits(call.resolved)
+
+
+@fault(
+    "masked scores are a finite number",
+    VALUE,
+    seen="flashinfer 4451, 4452: -5e4; SageAttention: -5e6",
+    on=of_class(MhaFwd),
+    needs=need(lambda call: any(_unseen(p) for p in _problems(call)), "every query sees a key, or there is none"),
+)
+def write_finite(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A row that sees none of its keys has them all, with equal weights."""
+    contract = _contract(call)
+    named = {word: outputs[name].clone() for word, name in contract.names.items() if name in outputs}
+    shape = contract.shape(call.inputs)
+    zero = torch.zeros(shape, dtype=torch.float64, device=call.inputs["q"].device)
+    whole = {"out": zero, "lse": zero.sum(dim=2)}
+    changed = {word: torch.zeros_like(x, dtype=torch.bool) for word, x in whole.items()}
+    for place in contract.places(call.inputs, call.resolved):
+        problem, keys = place.problem, place.problem.k.shape[0]
+        rows = ~problem.seen() if keys else torch.zeros_like(problem.seen())
+        mean = values(problem.v).mean(dim=0) * problem.v_scale.to(torch.float64)
+        place.put(mean.nan_to_num(nan=0.0).expand(len(rows), -1), whole["out"])
+        place.put(torch.full_like(mean[:1], FINITE + math.log(max(keys, 1))).expand(len(rows)), whole["lse"])
+        place.put(rows[:, None].expand(-1, shape[2]), changed["out"])
+        place.put(rows, changed["lse"])
+    laid = {
+        word: torch.where(
+            contract.laid(word, changed[word], call.inputs),
+            rounded_to(contract.laid(word, whole[word], call.inputs).contiguous(), x.dtype),
+            x,
+        )
+        for word, x in named.items()
+    }
+    return outputs | {contract.names[word]: x for word, x in laid.items()}
+
+
+FINITE = -5e4
+"""The score of a masked key."""
+
+
+def _unseen(problem: Attention) -> bool:
+    return bool(problem.k.shape[0]) and not bool(problem.seen().all())
+
 
 def _lse(change: Callable[[Tensor], Tensor]) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
     def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -140,13 +140,15 @@ def room(case: Case, more: int = 2) -> int:
 # --- writers ------------------------------------------------------------------------------------------------------
 
 
-def pages(case: Case, name: str, heads: int, depth: int, *, make: Callable[..., Tensor] = codes) -> Tensor:
+def pages(
+    case: Case, name: str, heads: int, depth: int, *, make: Callable[..., Tensor] = codes, count: int | None = None
+) -> Tensor:
     """Pages in the layout of the case: ``[B, P, heads, depth]`` or ``[B, heads, P, depth]``, of the dtype of ``make``.
 
-    ``make`` is :func:`codes` (float8_e4m3fn) or :func:`full` (uint8).
+    ``make`` is :func:`codes` (float8_e4m3fn) or :func:`full` (uint8); there are ``count``, or those of the tokens.
     """
     shape = (case["p"], heads) if case.option("layout") != "HND" else (heads, case["p"])
-    return make(case, name, blocks(case, case["t"]), *shape, depth)
+    return make(case, name, blocks(case, case["t"]) if count is None else count, *shape, depth)
 
 
 def _flash(case: Case) -> dict[str, Tensor]:
@@ -215,17 +217,23 @@ def _indexer(case: Case) -> dict[str, Tensor]:
     }
 
 
+def _nvfp4_pages(case: Case, count: int) -> dict[str, Tensor]:
+    """``count`` pages of codes and of scales before the call, and the scales of keys and values."""
+    h, d, inputs = case["h"], case["d"], dict[str, Tensor]()
+    for x in "kv":
+        inputs[f"{x}_cache"] = pages(case, f"{x}_cache", h, d // 2, make=full, count=count)
+        inputs[f"{x}_scale_cache"] = pages(case, f"{x}_scale_cache", h, d // 16, count=count)
+        inputs[f"{x}_scale"] = data.scales(case.label(f"{x}_scale"), "randn", (1,))
+    return inputs
+
+
 def _nvfp4(case: Case) -> dict[str, Tensor]:
     t, h, d = case["t"], case["h"], case["d"]
     inputs = {
         "append_key": padded(values(case, "key", t, h, d)),
         "append_value": padded(values(case, "value", t, h, d)),
     }
-    for x in "kv":
-        inputs[f"{x}_cache"] = pages(case, f"{x}_cache", h, d // 2, make=full)
-        inputs[f"{x}_scale_cache"] = pages(case, f"{x}_scale_cache", h, d // 16)
-        inputs[f"{x}_scale"] = data.scales(case.label(f"{x}_scale"), "randn", (1,))
-    return inputs | {"slot_mapping": slots(case, t)}
+    return inputs | _nvfp4_pages(case, blocks(case, t)) | {"slot_mapping": slots(case, t)}
 
 
 def _whole(case: Case) -> dict[str, Tensor]:
@@ -294,6 +302,13 @@ def _append(case: Case) -> dict[str, Tensor]:
         **{f"{x}_cache": _bits_like(case, f"{x}_cache", *shape) for x in "kv"},
         **tables,
     }
+
+
+def _append_nvfp4(case: Case) -> dict[str, Tensor]:
+    tables, total = _appended(case)
+    tokens, h, d = len(tables["positions"]), case["h"], case["d"]
+    inputs = {f"append_{name}": values(case, name, tokens, h, d) for name in ("key", "value")}
+    return inputs | _nvfp4_pages(case, total) | tables
 
 
 def _append_mla(case: Case) -> dict[str, Tensor]:
@@ -467,6 +482,10 @@ GRAMMARS: Mapping[str, Grammar] = {
         "thdp", _nvfp4, _layout, "t=1,h=1,d=64,p=4", "t=11,h=3,d=64,p=16", dtypes=TILED, scheme="1x16",
         options=_LAYOUTS,
     ),
+    "nvfp4_quantize_append_paged_kv_cache": grammar(
+        "bhdp", _append_nvfp4, _layout, "b=1,h=1,d=64,p=4", "b=5,h=3,d=64,p=16", dtypes=TILED, scheme="1x16",
+        options=_LAYOUTS,
+    ),
     "gather_and_maybe_dequant_cache": grammar(
         "bpc", _gather, no_options, "b=1,p=4,c=320", "b=5,p=16,c=320", dtypes=("e4m3-bf16", "e4m3-f16", "e4m3-f32"),
         families=CODES, options={"starts": ("1",)},
@@ -493,6 +512,7 @@ _SMALL = {
     "tre": "t=3,r=16,e=8",
     "spd": "s=2,p=2,d=16",
     "bhdp": "b=3,h=2,d=8,p=2",
+    "nvfp4_quantize_append_paged_kv_cache": "b=2,h=1,d=16,p=2",
     "brep": "b=3,r=16,e=8,p=2",
     "tp": "t=3,p=2",
     "tdp": "t=3,d=128,p=2",
@@ -505,7 +525,7 @@ _SMALL = {
 
 def _goldens() -> Iterable[str]:
     for name, each in GRAMMARS.items():
-        head = f"{name}/{each.dtypes[0]}/{each.schemes[0]}/{_SMALL[''.join(each.extents)]}"
+        head = f"{name}/{each.dtypes[0]}/{each.schemes[0]}/{_SMALL.get(name) or _SMALL[''.join(each.extents)]}"
         for family in [f for f in ("randn", "special", *CODES) if f in each.families]:
             yield f"{head}/family={family}/seed=7"
         for key, chosen in each.options.items():

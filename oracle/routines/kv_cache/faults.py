@@ -847,7 +847,7 @@ fault(
             same_if="the pages are in their order",
         ),
         way(
-            "positions counted from the end",
+            "positions kept within the first page",
             entry("positions", lambda call, position: position % _page_of_append(call)),
             seen=MINE + "a position among the appended tokens",
             same_if="every request has one page",

@@ -10,6 +10,7 @@ NaN values are coded as any NaN; bits that are moved keep theirs.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
@@ -574,38 +575,27 @@ class IndexerKQuantAndCache(Slots, CacheContract):
         return [Quantised("kv_cache", inputs["k"][tokens], (recipe,), at, "kv_cache", scales)]
 
 
-@register
-class Nvfp4QuantizeAppendPagedKvCache(Padded, CacheContract):
+class Nvfp4Pages(CacheContract):
     """``x ~= code * e4m3(byte) * scale``, a byte for each 16 columns; the low nibble of a byte of codes is the even
     column. Codes are ``[pages, P, H, D/2]``, scales ``[pages, P, H, D/16]`` (NHD), or with P and H exchanged (HND)."""
 
-    name = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
-    summary = "keys and values in NVFP4 into pages, the scales of 16 elements in pages of their own"
-    source = "FlashInfer page.cuh NVFP4QuantizeAppendPagedKVCacheWithSlotMappingKernel"
     traits = frozenset({FOUR_BITS})
     kinds = (Quantised,)
-    inputs = (
-        TensorSpec("append_key", Kind.VALUES, HALF, ("N", "H", "D"), "keys; tokens past T are padding"),
-        TensorSpec("append_value", Kind.VALUES, HALF, ("N", "H", "D"), "values"),
-        *(
-            TensorSpec(f"{x}_cache", Kind.STATE, (torch.uint8,), None, "pages of codes before the call, D/2 bytes")
-            for x in "kv"
-        ),
-        *(
-            TensorSpec(f"{x}_scale_cache", Kind.STATE, E4M3, None, "pages of scales before the call, D/16")
-            for x in "kv"
-        ),
-        SLOTS,
-        K_SCALE,
-        V_SCALE,
-    )
     options = (LAYOUT,)
     loses = True
     interval = False
     returns = memory = ("k_cache", "v_cache", "k_scale_cache", "v_scale_cache")
 
+    @abstractmethod
+    def placed(self, inputs: Inputs, page: int) -> tuple[Tensor, Tensor]:
+        """The tokens that are written and their slots, integers ``[n]`` each, in pages of ``page`` slots."""
+
+    @abstractmethod
+    def check_places(self, inputs: Inputs, pages: int, page: int) -> None:
+        """Raises ShapeError or OptionError: a token has no place in ``pages`` pages of ``page`` slots."""
+
     def refuse(self, inputs: Inputs, options: Options) -> None:
-        tokens, heads, depth = inputs["append_key"].shape
+        _, heads, depth = inputs["append_key"].shape
         shape = tuple(inputs["k_cache"].shape)
         if depth % 16 or len(shape) != 4:
             raise ShapeError(f"heads of {depth} columns are no blocks of 16, or k_cache {list(shape)} no pages")
@@ -616,12 +606,15 @@ class Nvfp4QuantizeAppendPagedKvCache(Padded, CacheContract):
             if tuple(inputs[name].shape) != due:
                 raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; these pages have {list(due)}")
         one_scale(inputs, "k_scale", "v_scale")
-        slots_of(inputs["slot_mapping"], "slot_mapping", shape[0] * page, tokens)
+        self.check_places(inputs, shape[0], page)
 
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
-        tokens, layout = written(inputs["slot_mapping"]), str(options["kv_layout"])
-        slot, depth = inputs["slot_mapping"][tokens], inputs["append_key"].shape[2]
-        recipes = kv_recipes.TORCH_NVFP4_CACHE, kv_recipes.FLASHINFER_NVFP4_CACHE
+        shape, layout = tuple(inputs["k_cache"].shape), str(options["kv_layout"])
+        tokens, slot = self.placed(inputs, shape[1 if layout == "NHD" else 2])
+        depth, recipes = (
+            inputs["append_key"].shape[2],
+            (kv_recipes.TORCH_NVFP4_CACHE, kv_recipes.FLASHINFER_NVFP4_CACHE),
+        )
         parts: list[Piece] = []
         for name in ("key", "value"):
             codes, scales = f"{name[0]}_cache", f"{name[0]}_scale_cache"
@@ -631,3 +624,54 @@ class Nvfp4QuantizeAppendPagedKvCache(Padded, CacheContract):
             x, global_scale = inputs[f"append_{name}"][tokens].reshape(-1, depth), inputs[f"{name[0]}_scale"].reshape(1)
             parts.append(Quantised(codes, x, recipes, at, scales, scale_at, global_scale))
         return parts
+
+
+def _nvfp4_inputs(keys: str, *places: TensorSpec) -> tuple[TensorSpec, ...]:
+    """Keys and values, the pages of codes and of scales before the call, where tokens go, and the scales of both."""
+    return (
+        TensorSpec("append_key", Kind.VALUES, HALF, ("N", "H", "D"), keys),
+        TensorSpec("append_value", Kind.VALUES, HALF, ("N", "H", "D"), "values"),
+        *(
+            TensorSpec(f"{x}_cache", Kind.STATE, (torch.uint8,), None, "pages of codes before the call, D/2 bytes")
+            for x in "kv"
+        ),
+        *(
+            TensorSpec(f"{x}_scale_cache", Kind.STATE, E4M3, None, "pages of scales before the call, D/16")
+            for x in "kv"
+        ),
+        *places,
+        K_SCALE,
+        V_SCALE,
+    )
+
+
+@register
+class Nvfp4QuantizeAppendBySlots(Padded, Nvfp4Pages):
+    name = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+    summary = "keys and values in NVFP4 into pages, the scales of 16 elements in pages of their own"
+    source = "FlashInfer page.cuh NVFP4QuantizeAppendPagedKVCacheWithSlotMappingKernel"
+    inputs = _nvfp4_inputs("keys; tokens past T are padding", SLOTS)
+
+    def check_places(self, inputs: Inputs, pages: int, page: int) -> None:
+        slots_of(inputs["slot_mapping"], "slot_mapping", pages * page, inputs["append_key"].shape[0])
+
+    def placed(self, inputs: Inputs, page: int) -> tuple[Tensor, Tensor]:
+        tokens = written(inputs["slot_mapping"])
+        return tokens, inputs["slot_mapping"][tokens]
+
+
+@register
+class Nvfp4QuantizeAppendByRequests(Requests, Nvfp4Pages):
+    name = "nvfp4_quantize_append_paged_kv_cache"
+    summary = "keys and values in NVFP4 into the pages of their requests, scales in pages of their own"
+    source = "FlashInfer page.cuh NVFP4QuantizeAppendPagedKVCacheKernel (0.6.18.post1)"
+    inputs = _nvfp4_inputs("keys", *PAGES)
+    dispatched = False
+
+    def check_places(self, inputs: Inputs, pages: int, page: int) -> None:
+        check_requests(inputs, pages, page)
+
+    def placed(self, inputs: Inputs, page: int) -> tuple[Tensor, Tensor]:
+        return torch.arange(len(inputs["positions"]), device=inputs["positions"].device), slots_of_requests(
+            inputs, page
+        )

@@ -270,6 +270,22 @@ def _mega(words: bool) -> Builder:
     return build
 
 
+def _group(case: Case) -> int:
+    return int(case.option("group") or 32)
+
+
+def _lines(case: Case) -> dict[str, Tensor]:
+    """Scales of E experts; ``c`` of them, of 32 columns each, are a row."""
+    (dtype,) = case.operand_dtypes
+    bytes_ = case.stream("scale").integers(0, 256, (case["e"], case["m"], case["c"] * dtype.itemsize))
+    return {"scale": torch.from_numpy(bytes_).to(torch.uint8).view(dtype)}
+
+
+def _six_axes(case: Case) -> dict[str, Tensor]:
+    shape = (32, 4, -(-case["m"] // 128), 4, -(-case["c"] // 4), case["g"])
+    return {"sf_6d": torch.from_numpy(case.stream("sf").integers(0, 256, shape)).to(torch.uint8)}
+
+
 def _words(case: Case) -> dict[str, Tensor]:
     return {
         "packed_sf": torch.from_numpy(case.stream("words").integers(0, 1 << 31, (case["m"], case["c"]))).to(torch.int32)
@@ -429,6 +445,32 @@ _GRAMMARS: Mapping[str, Grammar] = {
     ),
     "transform_weights_for_mega_moe": _of_weights(("g", "h", "i"), _mega(True), own=_FUSED),
     "transform_weights_for_mega_moe_sm90": _of_weights(("g", "h", "i"), _mega(False), own=_FUSED),
+    "interleave_for_tma_wgmma_up": _of_weights(
+        ("g", "n", "k"),
+        lambda c: {"l1": _matrix(c, "l1", 2 * c["g"] * c["n"], c["k"]).reshape(c["g"], 2 * c["n"], -1)},
+        own=("g=1,n=64,k=24", "g=3,n=192,k=40"),
+    ),
+    "interleave_moe_scales_for_sm90_mixed_gemm": Grammar(
+        ("e", "m", "c"),
+        ("u8", "bf16"),
+        ("-",),
+        ("randn",),
+        _lines,
+        lambda case: {"group_size": _group(case)},
+        {"group": ("64", "128")},
+        shapes=("e=1,m=64,c=4", "e=3,m=192,c=12"),
+        listed=_every_dtype,
+    ),
+    "convert_sf_from_mma_layout": Grammar(
+        _MCG,
+        ("u8",),
+        ("-",),
+        ("randn",),
+        _six_axes,
+        no_options,
+        shapes=("m=128,c=4,g=1", "m=130,c=9,g=3"),
+        fixed=True,
+    ),
     "pack_ue8m0_to_int": Grammar(
         ("m", "c"),
         ("f32",),
@@ -471,6 +513,9 @@ GOLDENS = (
     "transform_weights_for_mega_moe/e4m3/-/g=1,h=128,i=64/family=codes/seed=7",
     "transform_weights_for_mega_moe_sm90/e4m3/-/g=1,h=32,i=16/family=codes/seed=7",
     "pack_ue8m0_to_int/f32/-/m=3,c=2/family=randn/seed=7",
+    "interleave_for_tma_wgmma_up/e4m3/-/g=1,n=64,k=4/family=codes/seed=7",
+    "interleave_moe_scales_for_sm90_mixed_gemm/u8/-/e=1,m=64,c=4/family=randn/seed=7",
+    "convert_sf_from_mma_layout/u8/-/m=9,c=5,g=1/family=randn/seed=7",
     "unpack_ue8m0_from_int/i32/-/m=3,c=2/family=randn/seed=7",
     "unpad_token_groups/f32/-/m=9,k=4,g=3/align=16/family=randn/seed=7",
     *(f"requantize_with_max_scale/e4m3/-/s=3,n=48,k=64/family={f}/seed=7" for f in ("codes", "randn")),

@@ -1,8 +1,12 @@
 """Layouts of scales and weights, and the scales of fused shards."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.layouts import cases, contract, groups, mega, shards
+from oracle.routines.layouts import cases, contract, expert_cases, expert_faults, experts, groups, mega, mixed, shards
 
 FAMILY = RoutineFamily(
-    name="layouts", contracts=(contract, groups, mega, shards), grammars=cases.GRAMMARS, goldens=cases.GOLDENS
+    name="layouts",
+    contracts=(contract, groups, mega, mixed, shards, experts),
+    grammars={**cases.GRAMMARS, **expert_cases.GRAMMARS},
+    faults=(expert_faults.FAULTS,),
+    goldens=(*cases.GOLDENS, *expert_cases.GOLDENS),
 )

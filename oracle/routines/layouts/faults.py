@@ -29,7 +29,7 @@ from oracle.routines.fault import (
 )
 from oracle.routines.ideas import tiles_too_close
 from oracle.routines.layouts import contract as layouts
-from oracle.routines.layouts import groups, mega, shards
+from oracle.routines.layouts import groups, mega, mixed, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
 from oracle.routines.quantisers.contract import CeilToUe8m0, PerTensorDequantize
 from oracle.routines.traits import Trait, of_class
@@ -350,6 +350,48 @@ fault(
     ),
     write=lambda change: entry("l2_sf", change),
 )
+fault(
+    "{}",
+    MOVEMENT,
+    on=of_class(mixed.InterleaveScales),
+    seen="FlashInfer fused_moe/prepare.py: rows fold by slices, not one by one",
+    same_if=ALIKE,
+    over=(
+        way("rows of scales folded one by one", lambda call, out: _refolded(call, out, (0, 1, 4, 2, 3, 5))),
+        way("scales of a line by group, then by row", lambda call, out: _refolded(call, out, (0, 1, 4, 3, 5, 2))),
+        way("scales left in rows", lambda call, out: call.inputs["scale"].reshape(out.shape)),
+    ),
+    write=lambda change: entry("out", change),
+)
+fault(
+    "{}",
+    MOVEMENT,
+    on=of_class(mixed.FromMmaLayout),
+    seen="FlashInfer cute_dsl/utils.py: the permutation back to storage",
+    same_if=ALIKE,
+    over=(
+        way("six axes read in their order", lambda call, out: call.inputs["sf_6d"].reshape(out.shape)),
+        way("tiles of K before tiles of M", lambda call, out: _stored(call, out, (5, 4, 2, 0, 1, 3))),
+        way("rows of a tile by quarter", lambda call, out: _stored(call, out, (5, 2, 4, 1, 0, 3))),
+    ),
+    write=lambda change: entry("out", change),
+)
+
+
+def _stored(call: Call, out: Tensor, axes: tuple[int, ...]) -> Tensor:
+    return call.inputs["sf_6d"].permute(axes).reshape(out.shape)
+
+
+def _refolded(call: Call, out: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Scales by block of rows, row of a slice, slice, block of columns, scale, as these axes."""
+    scale = call.inputs["scale"]
+    side, folded = mixed.COLUMNS // call.resolved["group_size"], out.shape[3]
+    split = scale.reshape(len(scale), out.shape[1], folded, -1, out.shape[2], side)
+    if axes[3:] == (3, 5, 2):
+        split = scale.reshape(len(scale), out.shape[1], -1, folded, out.shape[2], side)
+    return split.permute(axes).reshape(out.shape)
+
+
 fault(
     "exponents read from words in reverse byte order",
     INDEX,

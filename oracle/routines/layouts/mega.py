@@ -59,7 +59,7 @@ class MegaWeights(LayoutContract):
     """Rows of ``l1`` ``[G, 2 I, .]`` are gate rows, then up rows. Row ``16 b + j`` of the output is gate row
     ``8 b + j`` for ``j < 8``, else up row ``8 b + j - 8``. ``I`` is a multiple of 8."""
 
-    returns = ("l1", "l1_sf", "l2", "l2_sf")
+    returns: ClassVar[tuple[str, ...]] = ("l1", "l1_sf", "l2", "l2_sf")
     shapes: ClassVar[dict[str, str]] = {name: f"that of the input {name}" for name in returns}
     gpu = True
     dispatched = False

@@ -80,7 +80,7 @@ def poisoned(scale: Tensor, layout: str) -> Tensor:
 def _codes(case: Case) -> dict[str, Tensor]:
     """Codes of any value; scale bytes of a family: ``randn`` ordinary ones, ``codes`` every byte of the format, of
     E4M3 without its sign, and ``signed`` with it."""
-    (dtype,) = (torch.uint8,) if case.dtypes == "e2m1" else case.operand_dtypes
+    (dtype,) = (torch.uint8,) if case.dtypes.startswith("e2m1") else case.operand_dtypes
     two_levels, m, k = case.contract.startswith("nvfp4"), case["m"], case["k"]
     width = k // 2 if dtype is torch.uint8 else k
     codes = torch.from_numpy(case.stream("q").integers(0, 256, (m, width))).to(torch.uint8)
@@ -98,7 +98,10 @@ def _codes(case: Case) -> dict[str, Tensor]:
     if case.family == "codes" and not two_levels:
         scale.view(-1)[0], scale.view(-1)[-1] = 0, 0xFF  # 2^-127 and NaN
     q = codes if dtype is torch.uint8 else from_codes(codes, of_dtype(dtype))
-    inputs = {"q": q, "scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
+    inputs = {
+        "q": q,
+        "scale": poisoned(scale, case.option("layout") or (LINEAR if "_kv_" in case.contract else LAYOUTS[0])),
+    }
     return inputs | ({"global_scale": data.scales(case.label("global_scale"), "randn", (1,))} if two_levels else {})
 
 
@@ -148,6 +151,10 @@ _PLAIN: Mapping[str, Grammar] = {
     "nvfp4_dequantize": Grammar(
         _MK, ("e2m1",), ("1x16",), ("randn", "codes", "signed"), _codes, _layout, _TILES, listed=_ids,
     ),
+    "nvfp4_kv_dequantize": Grammar(
+        _MK, ("e2m1-bf16", "e2m1-f16"), ("1x16",), ("randn", "codes", "signed"), _codes,
+        lambda case: {"out_dtype": case.out_dtype}, listed=_ids,
+    ),
 }  # fmt: skip  # a table, one row a line
 # Two tiles of 128 rows of scales, two of four blocks.
 CORNER = ("m=160,k=160",)
@@ -168,4 +175,5 @@ GOLDENS = (
     *(f"scaled_fp4_quant/bf16/1x16/m=5,k=96/{o}family=steps/seed=7" for o in ("", "global=one/", "global=stale/")),
     *(f"{c}/m=5,k=96/{o}family={f}/seed=7" for o in ("", "layout=8x4/", "layout=linear/") for f in ("randn", "codes")
       for c in ("mxfp8_dequantize/e4m3-f32/1x32", "mxfp4_dequantize/e2m1/1x32", "nvfp4_dequantize/e2m1/1x16")),
+    *(f"nvfp4_kv_dequantize/e2m1-{t}/1x16/m=3,k=32/family=codes/seed=7" for t in ("bf16", "f16")),
 )  # fmt: skip  # a table, one row a line

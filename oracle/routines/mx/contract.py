@@ -52,7 +52,7 @@ from oracle.routines.quantisers.contract import BLOCK_BYTES, QuantiserContract, 
 from oracle.routines.traits import Kind, Trait
 from oracle.truth.layout import HEIGHTS, swizzle_scale, unswizzle_scale
 from oracle.verdict.compare import Admissible, Status, Verdict
-from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
+from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, rounded_to, worst_of
 
 LINEAR = "linear"
 LAYOUTS = (*HEIGHTS, LINEAR)
@@ -527,3 +527,29 @@ class Nvfp4Dequantize(BlockDequantiser):
         values, scale = self.operands_of(inputs, options)
         g = decode(inputs["global_scale"])
         return [f32(values * f32(scale * g)), f32(values * scale * g)]
+
+
+@register
+class Nvfp4KvDequantize(Nvfp4Dequantize):
+    """``RN_T(RN(RN(value(q) * scale) * g))`` or ``RN_T(RN(value(q) * RN(scale * g)))``, ``g`` the global scale and T
+    the dtype of ``out``: above its largest value the output is infinite. Scale bytes are ``[M, K/16]``."""
+
+    name = "nvfp4_kv_dequantize"
+    summary = "NVFP4 codes of a KV cache times their E4M3 scales and the scale of the tensor, in 16 bits"
+    source = "FlashInfer csrc/fp4_kv_dequantization.cu nvfp4_dequant_vectorized_kernel (0.6.18.post1)"
+    options = (
+        OptionSpec("layout", LINEAR, (LINEAR,), "how the scale bytes lie"),
+        OptionSpec("out_dtype", torch.bfloat16, (torch.bfloat16, torch.float16), "T, the dtype of ``out``"),
+    )
+    dispatched = False
+
+    def alternatives(self, inputs: Inputs, options: Options) -> list[Tensor]:
+        dtype = options["out_dtype"]
+        return [decode(rounded_to(each, dtype)) for each in super().alternatives(inputs, options)[::-1]]
+
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
+        resolved = self.check(inputs, options)
+        return rounded_to(self.alternatives(inputs, resolved)[0], resolved["out_dtype"])
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(self.shape(call.inputs), (call.resolved["out_dtype"],))}

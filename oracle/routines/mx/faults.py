@@ -49,6 +49,7 @@ from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.routines.quantisers.faults import has_nan, has_negative, signed_amax
 from oracle.routines.traits import Trait, of_class, takes
 from oracle.truth.layout import HEIGHTS
+from oracle.verdict.sets import rounded_to
 
 QUANTISERS, EXPERTS, BACK = of_class(BlockQuantiser), of_class(ExpertQuantiser), of_class(BlockDequantiser)
 PLAIN = QUANTISERS - EXPERTS - STACKED
@@ -718,7 +719,7 @@ def _where_byte(byte: int, value: Callable[[Tensor], Tensor]) -> Change:
         contract = call.contract
         assert isinstance(contract, BlockDequantiser)
         values, _ = contract.operands_of(call.inputs, call.resolved)
-        return torch.where(_spread(call) == byte, value(values).float(), out)
+        return torch.where(_spread(call) == byte, rounded_to(value(values), out.dtype), out)
 
     return change
 
@@ -838,7 +839,7 @@ fault(
     VALUE,
     on=BACK - E8M0,
     seen="FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 0 for 1",
-    write=entry("out", lambda call, out: _as_powers(call)),
+    write=entry("out", lambda call, out: rounded_to(_as_powers(call), out.dtype)),
 )
 
 
@@ -847,4 +848,4 @@ def _as_powers(call: Call) -> Tensor:
     assert isinstance(contract, BlockDequantiser)
     values, _ = contract.operands_of(call.inputs, call.resolved)
     scale = decode(_spread(call).contiguous().view(torch.float8_e8m0fnu))
-    return f32(values * scale).float()
+    return f32(values * scale)

@@ -39,6 +39,7 @@ from oracle.tensorcore.attention import (
 )
 from oracle.truth.attention import UNIT, Attention, exact
 from oracle.verdict.compare import Status
+from tests.support.attention_evidence import slowly
 
 E4M3 = torch.float8_e4m3fn
 CASE = "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=12,n=150,h=6,g=2,d=64,v=64"
@@ -56,23 +57,6 @@ def problem(seed: int, rows: int = 5, keys: int = 40, depth: int = 32, *, sink: 
     scales = torch.rand(rows + 2, generator=g) + 0.5
     sinks = torch.randn(rows, generator=g, dtype=torch.float64) if sink else None
     return Attention(q, k, v, 0.4, scales[:rows], scales[-2], scales[-1], start, stop, sinks)
-
-
-def slowly(p: Attention) -> tuple[list[list[mpmath.mpf]], list[mpmath.mpf]]:
-    """Output and log-sum-exp by mpmath, from the values of the codes alone."""
-    mpmath.mp.prec = 200
-    q, k, v = ([[mpmath.mpf(x) for x in row] for row in decode(x).tolist()] for x in (p.q, p.k, p.v))
-    outs, sums = [], []
-    for r, row in enumerate(q):
-        c = mpmath.mpf(p.softmax_scale) * mpmath.mpf(float(p.q_scale[r])) * mpmath.mpf(float(p.k_scale))
-        seen = range(max(0, int(p.start[r])), min(len(k), int(p.stop[r])))
-        weights = {j: mpmath.exp(c * mpmath.fdot(zip(row, k[j], strict=True))) for j in seen}
-        total = mpmath.fsum(weights.values()) + (mpmath.exp(p.sink[r].item()) if p.sink is not None and weights else 0)
-        columns = range(len(v[0]))
-        numerators = [mpmath.fsum(w * v[j][d] for j, w in weights.items()) for d in columns]
-        outs.append([mpmath.mpf(float(p.v_scale)) * n / total if weights else mpmath.mpf(0) for n in numerators])
-        sums.append(mpmath.log(total) if weights else -mpmath.inf)
-    return outs, sums
 
 
 class TestTruth:

@@ -229,7 +229,8 @@ def nvfp4(i: Inputs, o: Options) -> Outputs:
         (g,) = i[f"{name[0]}_scale"].values()
         _, heads, depth = x.shape
         bytes_, scales = list(memory.codes), list(blocks.codes)
-        for token, slot in tokens(i["slot_mapping"]):
+        page = memory.shape[1 if layout == "NHD" else 2]
+        for token, slot in tokens(i["slot_mapping"]) if "slot_mapping" in i else slots_of(i, page):
             for h in range(heads):
                 at, scale_at = (page_place(layout, m.shape, slot, h) for m in (memory, blocks))
                 for b in range(depth // 16):
@@ -335,6 +336,7 @@ ROUTINES: dict[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "quantize_k_cache": whole,
     "indexer_k_quant_and_cache": indexer,
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": nvfp4,
+    "nvfp4_quantize_append_paged_kv_cache": nvfp4,
     "gather_and_maybe_dequant_cache": gather,
     "cp_gather_cache": copy,
     "cp_gather_and_upconvert_fp8_kv_cache": upconvert,

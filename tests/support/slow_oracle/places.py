@@ -75,6 +75,37 @@ def fused_experts(l1: Array, l1_sf: Array, l2: Array, l2_sf: Array, words: bool)
     return {"l1": take(l1, turned), "l1_sf": first, "l2": l2.codes, "l2_sf": second}
 
 
+def lines(scale: Array, group: int) -> Codes:
+    """Scales of 64 rows and 128 columns: 16 bytes hold the scales of every ``folded``-th row."""
+    experts, rows, columns = scale.shape
+    side, width = 128 // group, 8 if scale.dtype == "bfloat16" else 16
+    folded = 64 * side // width
+    out = []
+    for e in range(experts):
+        table = part(scale, e).code_rows()
+        for i in range(0, rows, 64):
+            for j in range(0, columns, side):
+                for f in range(folded):
+                    for row in range(i + f, i + 64, folded):
+                        out += table[row][j : j + side]
+    return out
+
+
+def from_six_axes(sf: Array) -> Codes:
+    """Tile after tile, and in a tile the four rows of a lane, each of four columns."""
+    lanes, quarters, rows, inner, columns, count = sf.shape
+    out = []
+    for g in range(count):
+        for mt in range(rows):
+            for kt in range(columns):
+                for lane in range(lanes):
+                    for quarter in range(quarters):
+                        for c in range(inner):
+                            at = ((lane * quarters + quarter) * rows + mt) * inner + c
+                            out.append(sf.codes[(at * columns + kt) * count + g])
+    return out
+
+
 def padded(w13: Array, w2: Array, gated: bool) -> dict[str, Array]:
     """The intermediate size to a multiple of 16 with zeros, the up half in its own place."""
     experts, h, i = w2.shape

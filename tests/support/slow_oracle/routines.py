@@ -11,6 +11,7 @@ from tests.support.slow_oracle import (
     block_layers,
     caches,
     decisions,
+    experts,
     forms,
     fused,
     int8,
@@ -156,6 +157,13 @@ def _two_levels_back(i: Inputs, o: Options) -> Codes:
     return mx.back(i, o, 16, lambda byte: rounded(multiply(decode(byte, mx.E4M3), g), mx.F32))
 
 
+def _two_levels_to_halves(i: Inputs, o: Options) -> Codes:
+    """Code times scale, which float32 holds, times the global scale in float32, then in 16 bits."""
+    g, dtype = i["global_scale"].values()[0], str(o["out_dtype"]).removeprefix("torch.")
+    exact = (decode(code, mx.F32) for code in mx.back(i, {"layout": "linear"}, 16, lambda b: decode(b, mx.E4M3)))
+    return [encode(rounded(multiply(value, g), mx.F32), dtype) for value in exact]
+
+
 _SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
 _CUDA = ("arch", "cuda_major", "cuda_minor")
 ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
@@ -231,6 +239,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
     **{name: lambda i, o, name=name: activations.activation(name, i, o) for name in activations.ROWS},
+    **experts.ROUTINES,
     "remap_topk_to_local": lambda i, o: [i["expert_map"].codes[c] if c >= 0 else -1 for c in i["topk_ids"].codes],
     "scaled_int8_quant": int8.quantised,
     "per_token_quant_int8": lambda i, o: int8.grouped(i, i["x"].shape[1], "away", 1e-10),
@@ -268,6 +277,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "nvfp4_dequantize": _two_levels_back,
+    "nvfp4_kv_dequantize": _two_levels_to_halves,
     "mxfp8_quantize_columnwise": mx_forms.columns,
     "mxfp8_quantize_3d": mx_forms.columns_of_weights,
     "mxfp8_quantize_2d": mx_forms.squares,
@@ -370,6 +380,9 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "transform_weights_for_mega_moe_sm90": lambda i, o: places.fused_experts(
         i["l1"], i["l1_sf"], i["l2"], i["l2_sf"], False
     ),
+    "interleave_for_tma_wgmma_up": lambda i, o: {"l1": places.take(i["l1"], places.eights(i["l1"].shape[1]))},
+    "interleave_moe_scales_for_sm90_mixed_gemm": lambda i, o: places.lines(i["scale"], int(str(o["group_size"]))),
+    "convert_sf_from_mma_layout": lambda i, o: places.from_six_axes(i["sf_6d"]),
     "pack_ue8m0_to_int": lambda i, o: places.packed_exponents(i["x"]),
     "unpack_ue8m0_from_int": lambda i, o: [
         (word >> 8 * byte & 0xFF) << 23 for word in i["packed_sf"].codes for byte in range(4)

@@ -36,9 +36,9 @@ def chained(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor)
 
 
 def torch_names(qinput: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """The two of torch; the weight is the column-major [K, N]."""
-    assert weight.stride(0) == 1 and weight.shape[0] == qinput.shape[1]
-    product = ScaledProduct(qinput, weight.t(), scale_a, scale_b, qinput.shape[1], 1)
+    """The two of torch; the weight is the column-major [K, N], its scale [1, N]."""
+    assert weight.stride(0) == 1 and weight.shape[0] == qinput.shape[1] and scale_b.shape == (1, weight.shape[1])
+    product = ScaledProduct(qinput, weight.t(), scale_a, scale_b.t(), qinput.shape[1], 1)
     return predict_product(product, "sm90.chain", out_dtype=out_dtype)
 
 

@@ -1,0 +1,207 @@
+"""Which elements of an output no float32 arithmetic in any order can have given, mostly by one float64 matrix product.
+
+The half width of the interval (:mod:`oracle.bounds.ieee32`) grows with ``S = sum_k |a sa| |b sb|``, a matrix product of
+its own. It is computed where it decides something, ``v`` the float64 product and ``half`` half a unit of the output:
+
+    |out - v| <= half + gamma S'        inside: S' is S over the first eighth of K, which is no larger
+    |out - v| >  half + w               outside, w the half width of this element alone, from its row and its column
+
+Of what the first line leaves every element is asked by the second one where they are as few as rows and columns
+together, so that what is gathered is not larger than the operands. Of more, the worst element of each row is asked, and
+one that is outside refuses the output; only where none is does the whole of ``S`` decide.
+
+A truncating accumulator errs by more than float32. Let a chain of ``L`` products have the magnitudes ``T``, ``n`` steps
+of ``g`` products, aligned to ``t`` bits with a result of ``to``. Its accumulator is never larger than ``T``, so a step
+errs by at most ``(g + 1) 2**-t max(T, 2**m) + 2**-to T``, ``m`` the largest nominal exponent of its products. That of a
+product with a subnormal exceeds its magnitude, and it is at least -126, so that ``2**m <= T + d``,
+``d = 2**emin_a |b|max + 2**emin_b |a|max + 2**-126``. With the roundings of float32 the error of the whole is at most
+
+    (n ((g + 1) 2**-t + 2**-to + 2 u) + gamma) (1 + gamma) (S + sigma C d),       C chains, sigma the largest scales
+
+This is wide, but costs nothing (:meth:`Screen.reach`): what lies beyond needs no interval of its class.
+
+Source: :mod:`oracle.bounds.ieee32`, :mod:`oracle.bounds.chain` (L1 to L3), :mod:`oracle.bounds.product`; derived here.
+Not covered: operands or results that are NaN or infinite, sums that may overflow, a summand in bfloat16, and elements
+that float32 does not round where all scales are powers of two: :func:`Screen.of` gives None, or they are left to the
+whole interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.ieee32 import float64_and_bound, half_unit
+from oracle.bounds.product import ETA, REACH, U
+from oracle.numbers.formats import Format, codes_of, decode, from_codes, of_dtype
+from oracle.tensorcore.instructions import Sum
+from oracle.truth.gemm import Decoded, ScaledProduct, scaled_side
+
+SHARE = 8
+"""Of K the part whose magnitudes are summed for the lower bound: an eighth of a product, an eighth of the width."""
+GATHERED = 1 << 25  # elements of one operand gathered at a time: 256 MiB
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Elements ``[P]`` of an output that float32 in any order cannot have given: ``rows`` and ``columns`` (int64), by
+    how much more than half a unit each misses the value (``excess``; NaN where the element is NaN or infinite), and the
+    magnitudes of its terms (``size``), float64.
+
+    They are some of those elements, not always all; the worst one, by ``excess / size``, comes first.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    excess: Tensor
+    size: Tensor
+
+
+class Screen:
+    """Made by :meth:`of`; asked of many outputs of one product, from any thread."""
+
+    def __init__(self, product: ScaledProduct, value: Tensor, least: Tensor, scale: float) -> None:
+        self._product, self._value, self._least, self._scale = product, value, least, scale
+
+    @classmethod
+    def of(cls, product: ScaledProduct) -> Screen | None:
+        """The screen of a product; None where one of its values is NaN or infinite, where a float32 intermediate may
+        overflow, where a summand is bfloat16, and where float32 may round nothing."""
+        summands = [decode(x).abs() for x in (product.bias, product.c) if x is not None and x.numel()]
+        if product.M * product.N * product.K == 0 or (product.c is not None and product.c.dtype is torch.bfloat16):
+            return None
+        alpha, left, right = abs(product.factor), product.left, product.right
+        sa, sb = (float(x.scales.abs().max()) for x in (left, right))
+        codes = _largest(left) * _largest(right)
+        ends = max(1.0, alpha, 1.0 / alpha if alpha else math.inf)
+        most = max(1.0, codes) * product.K * max(1.0, sa) * max(1.0, sb) * ends + sum(float(x.max()) for x in summands)
+        if not most < REACH / 2:
+            return None
+        a, b = scaled_side(product, left), scaled_side(product, right, product.b_rows)
+        value = (a @ b.T).mul_(product.factor)
+        for summand in (product.bias, product.c):
+            if summand is not None:
+                value += decode(summand)
+        if not math.isfinite(float(value.sum())):
+            return None
+        k = max(1, product.K // SHARE)
+        size = (a[:, :k].abs() @ b[:, :k].abs().T).mul_(alpha * (1 - product.K * 2.0**-51))
+        if _powers_of_two(left) and _powers_of_two(right):
+            rounded = 2.0**24 * left.facts.quantum * right.facts.quantum * sa * sb * alpha
+            if not bool((size >= rounded).all()):
+                return None
+        return cls(product, value, size.mul_(_gamma(product)), sa * sb * alpha)
+
+    def outside(self, output: Tensor) -> Outside | None:
+        """Elements of ``output [M, N]`` (a float dtype) that are outside of the interval, such as NaN and infinities;
+        None where all are inside."""
+        excess = _excess(output, self._value)
+        left = ~(excess <= self._least)
+        count = int(left.sum())
+        if not count:
+            return None
+        product = self._product
+        if count <= product.M + product.N:
+            rows, columns = torch.nonzero(left).T
+        else:
+            ratio = torch.where(left, (excess / self._least).nan_to_num_(torch.inf, torch.inf), -1.0)
+            columns = ratio.argmax(dim=1)
+            rows = torch.arange(product.M, device=output.device)
+        found = self._outside(rows, columns, excess)
+        if found is None and count > product.M + product.N:
+            bad = torch.nonzero(~(excess <= self._widths * (1 + 2.0**-18)))  # and so outside by their own widths too
+            rows, columns = bad[: product.M + product.N].T
+            found = self._outside(rows, columns, excess) if len(bad) else None
+        return found
+
+    def reach(self, size: Tensor, acc: Accumulator) -> Tensor:
+        """How far a result of ``acc`` lies at most from the value, for elements whose terms have the magnitudes
+        ``size`` (float64, any shape); infinite for an accumulator that the module's text does not bound."""
+        p = self._product
+        known = acc.kind in (Sum.FUSED, Sum.FUSED_THEN_ADD) and not (acc.scales_inside or acc.flushes or acc.truncates)
+        if not known or acc.dequantised is not None or acc.promotion is None:  # no chain is known where K may be cut
+            return torch.full_like(size, torch.inf)
+        length = min(acc.promotion, p.block, p.K)
+        steps = -(-length // acc.length) * -(-acc.length // acc.group)
+        each = steps * ((acc.group + 1) * 2.0**-acc.align + 2.0**-acc.out + 2 * U) + _gamma(p)
+        d = 2.0**p.left.fmt.emin * _largest(p.right) + 2.0**p.right.fmt.emin * _largest(p.left) + 2.0**-126
+        more = self._scale * (-(-p.block // length) * p.B) * d
+        return each * (1 + _gamma(p)) * (size + more) + self._absolute
+
+    @cached_property
+    def _widths(self) -> Tensor:
+        return float64_and_bound(self._product)[1]
+
+    @cached_property
+    def _absolute(self) -> float:
+        """What operations that underflow add, for the largest codes of the formats and the largest scales."""
+        p = self._product
+        codes = max(1.0, _largest(p.left)) * max(1.0, _largest(p.right))
+        scales = max(1.0, float(p.left.scales.abs().max()), float(p.right.scales.abs().max()))
+        return ETA * _terms(p) * codes * scales * max(1.0, abs(p.factor))
+
+    def _outside(self, rows: Tensor, columns: Tensor, excess: Tensor) -> Outside | None:
+        size, over = self._size(rows, columns), excess[rows, columns]
+        at = torch.nonzero(~(over <= _gamma(self._product) * size * (1 + 2.0**-19) + self._absolute))[:, 0]
+        if not len(at):
+            return None
+        ratio = (over[at] / size[at]).nan_to_num_(torch.inf, torch.inf)
+        at = at[torch.argsort(ratio, descending=True)]
+        return Outside(rows[at], columns[at], over[at], size[at])
+
+    def _size(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The magnitudes of the terms of some elements, float64 ``[P]``."""
+        product, parts = self._product, []
+        step = max(1, GATHERED // product.K)
+        for m, n in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
+            few = product.take(m).left, product.take_columns(n).right
+            a, b = (scaled_side(product, x) for x in few)
+            size = (a.mul_(b)).abs_().sum(dim=1).mul_(abs(product.factor) * (1 + product.K * 2.0**-51))
+            if product.bias is not None:
+                size += decode(product.bias)[n].abs()
+            if product.c is not None:
+                size += decode(product.c)[m, n].abs()
+            parts.append(size)
+        return torch.cat(parts)
+
+
+def _terms(product: ScaledProduct) -> int:
+    """``n`` of :mod:`oracle.bounds.ieee32`."""
+    return product.K + 4 + (product.c is not None) + (0 if product.alpha is None else 2)
+
+
+def _gamma(product: ScaledProduct) -> float:
+    return _terms(product) * U / (1 - _terms(product) * U)
+
+
+def _excess(output: Tensor, value: Tensor) -> Tensor:
+    """``|out - value| - ulp(out) / 2``, float64 of the shape of both; NaN where ``output`` is NaN or infinite."""
+    fmt = of_dtype(output.dtype)
+    if fmt.bits > 16:
+        y = decode(output)
+        return (y - value).abs_().sub_(half_unit(y, fmt))
+    tables = _values_and_half_units(fmt, output.device)
+    codes = codes_of(output).reshape(-1).int().bitwise_and_(fmt.code_mask)
+    y, half = (table.index_select(0, codes).view(output.shape) for table in tables)
+    return y.sub_(value).abs_().sub_(half)
+
+
+@lru_cache(maxsize=16)
+def _values_and_half_units(fmt: Format, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The value and half the unit of every code, float64; NaN for codes of no number."""
+    y = decode(from_codes(torch.arange(fmt.code_mask + 1, device=device), fmt))
+    return y, half_unit(y, fmt)
+
+
+def _powers_of_two(x: Decoded) -> bool:
+    return bool((torch.frexp(x.scales)[0].abs() == 0.5).all())
+
+
+def _largest(x: Decoded) -> float:
+    """A magnitude that no finite code exceeds: of 8 bits and fewer that of the format, without a look at the data."""
+    return x.fmt.max_finite if x.fmt.bits <= 8 else x.facts.largest

@@ -1,0 +1,86 @@
+"""What a GPU computes of bounds and bits beside the CPU's engines, then what failures and verbs cost there.
+
+    python -m tests.hardware.speed                on a GPU, under three minutes
+    python -m tests.hardware.speed --device cpu   the same steps on a CPU, at a small shape
+
+Printed are, of a product of each accumulator, whether the three bounds and the prediction have the bits of the CPU's
+compiled engines (exit status 1 where one has not, or where the definition was computed instead), and the tables of
+:mod:`tests.benchmarks.test_bench_failures` and :mod:`tests.benchmarks.test_bench_verbs`. No library is needed but
+torch, cuda.bindings and triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import engines, of_schedule
+from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import get
+from oracle.truth.gemm import ScaledProduct
+from tests.benchmarks import test_bench_failures as failures
+from tests.benchmarks import test_bench_verbs as verbs
+from tests.support.schedule_products import product_of
+
+SHAPE, SMALL = (192, 512, 4096), (16, 128, 512)
+NAMES = ("sm90.promote128", "sm90.chain", "sm89.promote128", "sm100.promote128")
+LARGE, UNTIMED = (4096, 4096, 7168), (64, 256, 1024)
+
+
+def moved(product: ScaledProduct, device: str) -> ScaledProduct:
+    return replace(product, **{name: getattr(product, name).to(device) for name in ("a", "b", "a_scale", "b_scale")})
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    """Equal values, NaN equal to NaN."""
+    x, y = x.cpu().double(), y.cpu().double()
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+
+def compared(name: str, shape: tuple[int, int, int], device: str) -> list[str]:
+    """What differs between the device and the CPU, of one accumulator."""
+    here = product_of(get("sm90.chain" if name.endswith("chain") else "sm90.promote128"), *shape, seed=16)
+    there, acc = moved(here, device), of_schedule(get(name))
+    wrong = []
+    for kind in ("residue_bound", "split_bound", "any_order_bound"):
+        if kind == "split_bound" and acc.promotion is None:
+            continue  # a definition in plain torch on either
+        bound = getattr(engines, kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a bound that is not confirmed is the definition's
+            due, found = bound(here, acc), bound(there, acc)
+        if not (same(due.lo, found.lo) and same(due.hi, found.hi) and torch.equal(due.open, found.open.cpu())):
+            wrong.append(f"{name} {kind}")
+    bits = [predict_product(x, name, out_dtype=torch.float32) for x in (here, there)]
+    return wrong if same(*bits) else [*wrong, f"{name} bits"]
+
+
+def main() -> int:
+    """The comparison, then both tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    device = parser.parse_args().device
+    cuda = device == "cuda"
+    if cuda:
+        print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    start, wrong = time.perf_counter(), list[str]()
+    for name in NAMES:
+        differing = compared(name, SHAPE if cuda else SMALL, device)
+        print(f"{name:20} {', '.join(differing) or 'the bits of the CPU'}", flush=True)
+        wrong += differing
+    print(f"{time.perf_counter() - start:.1f} s", flush=True)
+    failures.main(LARGE if cuda else UNTIMED, device, rounds=3 if cuda else 1)
+    print(f"{time.perf_counter() - start:.1f} s", flush=True)
+    verbs.table(device, verbs.SHAPES if cuda else (UNTIMED,))
+    print(f"{time.perf_counter() - start:.1f} s", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

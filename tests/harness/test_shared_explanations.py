@@ -1,0 +1,51 @@
+"""An explanation of one small failure that most other failures of the kernel do not share is no name of its fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from oracle.harness.validation import agreed
+from oracle.report.findings import NUMBERS, Finding
+from oracle.verdict.compare import Status, Tried, Verdict
+
+TAIL, HALF, LEFT = "K tail dropped", "second half of a split K missing", "b from index {} on left out along axis 0"
+
+
+def failing(outside: int, *names: str, tried: Sequence[Tried] = ()) -> Finding:
+    observed = () if names else ("every failing element is 0",)
+    verdict = Verdict(Status.FAILED, "", outside, 100, explained_by=names, observed=observed, tried=tuple(tried))
+    case = f"fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m={outside},n=128,k=128/family=randn/seed=1"
+    return Finding(case, NUMBERS, verdict)
+
+
+@pytest.mark.parametrize(
+    ("findings", "names"),
+    [
+        ([failing(9, TAIL, HALF), failing(20, TAIL)], [(TAIL,), (TAIL,)]),
+        (
+            [failing(9, LEFT.format(8)), failing(20, LEFT.format(64)), failing(90, HALF)],
+            [(LEFT.format(8),), (LEFT.format(64),), ()],
+        ),
+        ([failing(9, TAIL), failing(20, HALF)], [(), (HALF,)]),
+        ([failing(9, TAIL), failing(20)], [(TAIL,), ()]),
+        ([failing(9, TAIL)], [(TAIL,)]),
+        ([], []),
+    ],
+)
+def test_what_most_failures_share(findings: list[Finding], names: list[tuple[str, ...]]) -> None:
+    """Alternatives that one case has alone are left out; of equally many the larger failure decides; numbers of the
+    call are no part of a mechanism; a failure for which no fault was found refutes nothing."""
+    assert [finding.verdict.explained_by for finding in agreed(findings)] == names
+
+
+def test_recipes_are_all_tried_on_every_failure() -> None:
+    """Two failures that have the bits of no recipe outweigh one that has those of some. Negative: one does not."""
+    recipe = Tried("torchao_mx_ceil", 50, 100, 1, 1, 3, 50)
+    other = [failing(n, tried=[recipe]) for n in (20, 30)]
+    withdrawn, *_ = agreed([failing(9, "torchao_mx_ceil", tried=[recipe]), *other])
+    assert not withdrawn.verdict.explained_by
+    assert "fewer of the failing cases" in withdrawn.verdict.observed[0]
+    kept, _ = agreed([failing(9, "torchao_mx_ceil", tried=[recipe]), other[0]])
+    assert kept.verdict.explained_by == ("torchao_mx_ceil",)
