@@ -43,7 +43,7 @@ from oracle.routines import Contract, cases, data, get, profiles, registered
 from oracle.routines.base import Call, Output, by_name
 from oracle.routines.cases import Case
 from oracle.routines.catalogue import Fault, agree, faults_of, run
-from oracle.routines.edges import domain_of
+from oracle.routines.edges import domain_of, valid
 from oracle.tensorcore.logits import LOGITS
 from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Split
@@ -411,9 +411,10 @@ def _random_case(contract: str, stream: data.Stream) -> Case:
     seed = _draw(stream, 0, 1 << 30)
     extents = domain_of(contract).nearest(dict(dims), base.grammar.free) if dims else None
     try:
-        return cases.parse(str(replace(base, extents=tuple((extents or dict(base.extents)).items()), seed=seed)))
+        case = cases.parse(str(replace(base, extents=tuple((extents or dict(base.extents)).items()), seed=seed)))
     except OracleError:
         return replace(base, seed=seed)
+    return case if not dims or valid(case) else replace(base, seed=seed)
 
 
 def _variants(case: Case, stream: data.Stream, only: str | None) -> Iterator[Variant]:

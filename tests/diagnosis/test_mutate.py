@@ -144,6 +144,10 @@ class TestLegalVariants:
         counted = legal.count("machete_mm", "sm90", 12, seed=30)
         assert counted.variants == 12 and not counted.alarms
 
+    def test_extents_that_suit_no_call_are_the_listed_ones(self) -> None:
+        """An m of mxfp8_quantize_3d is a multiple of 32: with this seed 200 cases in a row were refused."""
+        assert legal.count("mxfp8_quantize_3d", "sm90", 12, seed=30).variants == 12
+
     def test_of_every_contract_and_arch(self) -> None:
         """What ``python -m tests.support.legal`` counts: every contract with cases, on every arch that it names."""
         asked = list(legal.wanted())
