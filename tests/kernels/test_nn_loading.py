@@ -57,7 +57,7 @@ def machine(arch: str, library: Any, config: Config | None = None) -> Iterator[l
 
     library.fp8_gemm_nt = fp8_gemm_nt
     alone = {"deep_gemm": "sgl-deep-gemm==0.2.3.post2"}
-    with simulated(Machine.described(arch, packages=alone), config):
+    with simulated(Machine.described(arch, packages=alone), config, own=("fp8_gemm_nt",)):
         yield seen
 
 
@@ -381,7 +381,7 @@ def grouped(arch: str, library: Any, release: str) -> Iterator[list[tuple[Tensor
 
     library.m_grouped_fp8_gemm_nt_contiguous = product
     library.get_mk_alignment_for_contiguous_layout = lambda: 128
-    with simulated(Machine.described(arch, packages={"deep_gemm": release})):
+    with simulated(Machine.described(arch, packages={"deep_gemm": release}), own=("grouped_contiguous", "alignment")):
         yield seen
 
 

@@ -18,7 +18,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -962,8 +962,9 @@ def empty(x: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def simulated(machine: Machine, config: Config | None = None) -> Iterator[Libraries]:
-    """Within the block the layer runs on this machine, with these libraries, and takes CPU tensors for a GPU's."""
+def simulated(machine: Machine, config: Config | None = None, *, own: Collection[str] = ()) -> Iterator[Libraries]:
+    """Within the block the layer runs on this machine, with these libraries, and takes CPU tensors for a GPU's. The
+    operations ``own`` are those of the DeepGEMM that is imported."""
     machine = machine.with_package("triton", "a Triton kernel does not run on a CPU")
     fakes, patch = Libraries(machine), pytest.MonkeyPatch()
     package = types.ModuleType("flashinfer")
@@ -985,7 +986,7 @@ def simulated(machine: Machine, config: Config | None = None) -> Iterator[Librar
     served = (*MIXED, "fp8_gemm_nt", "grouped_contiguous", "grouped_masked", "skip_head_mid")
     ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in served}
     ours["alignment"] = (lambda: 128), "get_mk_alignment_for_contiguous_layout"
-    patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours else known(name))
+    patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours and name not in own else known(name))
     patch.setattr(deep_gemm, "compiled_gemm", lambda: None)
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
