@@ -290,7 +290,7 @@ def flash_mla_with_kvcache(
     k_cache
         ``[C, P, 1, 656]`` uint8, contiguous.
     indices
-        ``[B, S, T]`` int32; -1 is none.
+        ``[B, S, topk]`` int32; -1 is none.
     attn_sink
         ``[H]`` float32, the score of a sink for each head; None: no sink. The log-sum-exp leaves it out.
     softmax_scale
@@ -317,7 +317,7 @@ def flash_mla_with_kvcache(
         raise LayoutError("k_cache must be contiguous: FlashMLA reads slots one behind the other")
     checks.dtype("indices", checks.rank("indices", indices, 3), torch.int32)
     count = indices.shape[2]
-    checks.shape("indices", indices, (batch, queries, count), "[B, S, T]")
+    checks.shape("indices", indices, (batch, queries, count), "[B, S, topk]")
     if attn_sink is not None:
         checks.operand("attn_sink", attn_sink, (heads,), "[H]", torch.float32)
     factor = _scale("softmax_scale", softmax_scale, depth)

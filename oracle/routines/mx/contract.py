@@ -539,7 +539,7 @@ class Nvfp4KvDequantize(Nvfp4Dequantize):
     source = "FlashInfer csrc/fp4_kv_dequantization.cu nvfp4_dequant_vectorized_kernel (0.6.18.post1)"
     options = (
         OptionSpec("layout", LINEAR, (LINEAR,), "how the scale bytes lie"),
-        OptionSpec("out_dtype", torch.bfloat16, (torch.bfloat16, torch.float16), "T, the dtype of ``out``"),
+        OptionSpec("out_dtype", torch.bfloat16, (torch.bfloat16, torch.float16), "T, the dtype of out"),
     )
     dispatched = False
 
