@@ -170,7 +170,7 @@ class TestPages:
     def test_what_a_reader_must_not_miss(self, root: Path) -> None:
         """The tutorial shows the sentence that names the fault, and the schedule that a page adds is not there yet."""
         shown = (root / "docs" / "tutorial.md").read_text().split("--save failing.safetensors")[1].partition("```")[0]
-        assert re.search("^  explained by: A scale of the previous K block", shown, re.MULTILINE)
+        assert re.search("^  explained by: A scale of K block 0 throughout", shown, re.MULTILINE)
         assert "DOES NOT CONFORM" in shown and "  repro: " not in shown
         page = (root / "docs" / "how-to" / "schedule.md").read_text()
         (added,) = re.findall(r"replace\(known, name=\"([\w.]+)\"", page)
