@@ -28,7 +28,7 @@ LOADING = 120.0
 
 
 class Expired(BaseException):
-    """Foreign code did not load in time; no ``except Exception`` of that code takes this."""
+    """Foreign code did not end in time; no ``except Exception`` of that code takes this."""
 
 
 @contextlib.contextmanager

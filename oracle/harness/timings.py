@@ -11,10 +11,7 @@ Not covered: grouped products and quantisers, caches that a real model would hav
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import CaseError
+from oracle.extensions import Expired, within
 from oracle.harness.subjects import Subject
 from oracle.routines import cases, profiles
 from oracle.routines.cases import Case
@@ -87,34 +85,14 @@ def _timed(subject: Subject, inputs: Mapping[str, Tensor], options: Mapping[str,
         subject.run(inputs, options)
 
     try:
-        with _ends_after(FIRST):
+        with within(FIRST):
             call()
+    except Expired:
+        return {"why": f"no answer within {FIRST:g} s"}
     except Exception as error:  # whatever a kernel of a library raises is its row
         return {"why": f"{type(error).__name__}: {error}"[:400]}
     burst = _on_gpu if subject.device == "cuda" else _on_cpu
     return {"microseconds": round(min(burst(call) for _ in range(RUNS)), 2)}
-
-
-@contextlib.contextmanager
-def _ends_after(seconds: float) -> Iterator[None]:
-    """TimeoutError in the block after so many seconds, in the main thread of a system that has such a timer.
-
-    A call that never comes back to Python, and other threads, are not ended.
-    """
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(*_: object) -> None:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _on_gpu(call: Callable[[], None]) -> float:

@@ -67,7 +67,8 @@ SOAK = 600.0  # seconds of a soak
 LONG = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
-LARGER, MORE = 4, 2  # as many cases more, each with so many times the failing elements of those that are explained
+MORE = 2  # further ones, each with more than LARGER times the failing elements of any that was explained before
+LARGER = 4
 AHEAD = 4  # answers for each judging process that may wait
 SEEDS = 1 << 31  # seeds that a run draws from
 DATA = "data of "  # a family of data, among what is exempt
@@ -607,16 +608,15 @@ def _explained(
 def agreed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings, each with the explanations that most of the failing cases share: a small failure may have the bits
     of several faults. Of recipes every one was tried on every failure, so that one without a name counts against."""
-    those = [finding for finding in findings if _was_explained(finding)]
-    shared = Counter(name for finding in those for name in _mechanisms(finding))
-    nameless = sum(not f.verdict.explained_by and bool(f.verdict.tried) for f in those)
+    explained = [finding for finding in findings if _was_explained(finding)]
+    shared = Counter(mechanism for finding in explained for mechanism in _mechanisms(finding))
+    nameless = sum(not f.verdict.explained_by and bool(f.verdict.tried) for f in explained)
     most = max([nameless, *shared.values()], default=0)
-    best = {name for name, cases_ in shared.items() if cases_ == most}
-    together = [f for f in those if best <= _mechanisms(f)] or [f for f in those if best & _mechanisms(f)]
-    if together:
-        best &= _mechanisms(max(together, key=lambda f: f.verdict.outside))
-    kept = {id(finding): _sharing(finding, best) for finding in those}
-    return tuple(kept.get(id(finding), finding) for finding in findings)
+    best = {mechanism for mechanism, count in shared.items() if count == most}
+    having = [f for f in explained if best <= _mechanisms(f)] or [f for f in explained if best & _mechanisms(f)]
+    if having:  # of equally many the larger failure decides
+        best &= _mechanisms(max(having, key=lambda f: f.verdict.outside))
+    return tuple(_sharing(finding, best) if _was_explained(finding) else finding for finding in findings)
 
 
 def _was_explained(finding: Finding) -> bool:
@@ -626,24 +626,22 @@ def _was_explained(finding: Finding) -> bool:
     return bool(verdict.explained_by or verdict.observed or verdict.tried)
 
 
+def _mechanism(name: str) -> str:
+    """An explanation without the numbers and places of its call."""
+    return re.sub(r" ?\(.*?\)|\d+", "", name)
+
+
 def _mechanisms(finding: Finding) -> frozenset[str]:
-    """The explanations of a failure without the numbers and places of its call."""
-    return frozenset(re.sub(r" ?\(.*?\)|\d+", "", name) for name in finding.verdict.explained_by)
+    return frozenset(map(_mechanism, finding.verdict.explained_by))
 
 
 def _sharing(finding: Finding, best: Set[str]) -> Finding:
     """The finding with those of its explanations that are among the best."""
-    names = finding.verdict.explained_by
-    left = tuple(name for name in names if _mechanisms(_with_names(finding, (name,))) <= best)
-    if left == names:
-        return finding
-    other = (f"it has the bits of {'; or '.join(names)}, which explains fewer of the failing cases",)
-    kept = _with_names(finding, left)
-    return kept if left else replace(kept, verdict=replace(kept.verdict, observed=other))
-
-
-def _with_names(finding: Finding, names: tuple[str, ...]) -> Finding:
-    return replace(finding, verdict=replace(finding.verdict, explained_by=names))
+    names, observed = finding.verdict.explained_by, finding.verdict.observed
+    left = tuple(name for name in names if _mechanism(name) in best)
+    if names and not left:
+        observed = (f"it has the bits of {'; or '.join(names)}, which explains fewer of the failing cases",)
+    return replace(finding, verdict=replace(finding.verdict, explained_by=left, observed=observed))
 
 
 def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Path) -> str | None:

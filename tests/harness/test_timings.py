@@ -55,7 +55,7 @@ def test_a_first_call_that_compiles_for_long_is_a_row(tmp_path: Path, monkeypatc
     monkeypatch.setattr(timings, "FIRST", 0.2)
     before = signal.getsignal(signal.SIGALRM)
     made = list(timings.timed([Timed("compiles"), Timed("right")], tmp_path / "t.jsonl", 60.0, rows=(1,), depth=128))
-    assert made[0]["why"] == "TimeoutError: no answer within 0.2 s" and "microseconds" in made[1]
+    assert made[0]["why"] == "no answer within 0.2 s" and "microseconds" in made[1]
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
