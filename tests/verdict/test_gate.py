@@ -17,8 +17,11 @@ from oracle.errors import NumericsError, OptionError, OracleError
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import Call
 from oracle.routines.catalogue import faults_of
+from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import schedules
 from oracle.verdict.parts import interval_of
+from tests.support.schedule_products import product_of
 
 GEMM = "fp8_gemm_nt"
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=64,n=128,k=512/family={}/seed=1"
@@ -179,6 +182,26 @@ class TestTheInterval:
             assert bool((torch.maximum(-interval.lo, interval.hi) <= reach).all())
         unknown = of_schedule(get_schedule("sm90.chain"))
         assert bool(screen.reach(size, unknown).isinf().all()), "K may be cut anywhere"
+
+    @pytest.mark.parametrize("data", ["bell", "finite codes"])
+    def test_no_schedule_goes_beyond_its_reach(self, data: str) -> None:
+        """The bits of every schedule that promotes, of bell-shaped and of all finite codes. Negative: a
+        thousandth of the reach does not hold all of them."""
+        largest = []
+        for schedule in schedules():
+            if (acc := of_schedule(schedule)).promotion is None:
+                continue
+            product = product_of(schedule, 16, 64, 512, seed=3, data=data)
+            screen, rows = Screen.of(product), torch.arange(16).repeat_interleave(64)
+            if screen is None:
+                continue
+            reach = screen.reach(screen._size(rows, torch.arange(64).repeat(16)), acc).view(16, 64)
+            if bool(reach.isinf().all()):
+                continue
+            error = (predict_product(product, schedule, out_dtype=torch.float32).double() - screen._value).abs()
+            assert bool((error <= reach).all()), schedule.name
+            largest.append(float((error / reach).max()))
+        assert len(largest) > 60 and max(largest) > 1e-3
 
     @pytest.mark.usefixtures("unexplained")
     def test_nothing_is_rounded(self) -> None:
