@@ -20,6 +20,10 @@ product with a subnormal exceeds its magnitude, and it is at least -126, so that
 
 This is wide, but costs nothing (:meth:`Screen.reach`): what lies beyond needs no interval of its class.
 
+On a GPU the scaled operands, the comparison of an output of 16 bits, and the sums of single elements are one pass each
+over what they read, by Triton (:mod:`oracle.bounds.triton_screen`); elsewhere they are operations of torch, with the
+same numbers but for the order of a sum, of which the factor ``1 + K 2**-51`` takes account.
+
 Source: :mod:`oracle.bounds.ieee32`, :mod:`oracle.bounds.chain` (L1 to L3), :mod:`oracle.bounds.product`; derived here.
 Not covered: operands or results that are NaN or infinite, sums that may overflow, a summand in bfloat16, and elements
 that float32 does not round where all scales are powers of two: :func:`Screen.of` gives None, or they are left to the
@@ -31,10 +35,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from oracle.bounds import triton_sums
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.ieee32 import float64_and_bound, half_unit
 from oracle.bounds.product import ETA, REACH, U
@@ -45,6 +51,7 @@ from oracle.truth.gemm import Decoded, ScaledProduct, scaled_side
 SHARE = 8
 """Of K the part whose magnitudes are summed for the lower bound: an eighth of a product, an eighth of the width."""
 GATHERED = 1 << 25  # elements of one operand gathered at a time: 256 MiB
+LANES = 1024  # elements of a program
 
 
 @dataclass(frozen=True)
@@ -82,42 +89,64 @@ class Screen:
         most = max(1.0, codes) * product.K * max(1.0, sa) * max(1.0, sb) * ends + sum(float(x.max()) for x in summands)
         if not most < REACH / 2:
             return None
-        a, b = scaled_side(product, left), scaled_side(product, right, product.b_rows)
-        value = (a @ b.T).mul_(product.factor)
+        a, b = _scaled(product, left, 1), _scaled(product, right, product.b_rows)
+        value = a @ b.T
+        if product.alpha is not None:
+            value *= product.factor
         for summand in (product.bias, product.c):
             if summand is not None:
                 value += decode(summand)
         if not math.isfinite(float(value.sum())):
             return None
         k = max(1, product.K // SHARE)
-        size = (a[:, :k].abs() @ b[:, :k].abs().T).mul_(alpha * (1 - product.K * 2.0**-51))
+        size = a[:, :k].abs() @ b[:, :k].abs().T
+        each = alpha * (1 - product.K * 2.0**-51)
         if _powers_of_two(left) and _powers_of_two(right):
             rounded = 2.0**24 * left.facts.quantum * right.facts.quantum * sa * sb * alpha
-            if not bool((size >= rounded).all()):
+            if not bool((size * each >= rounded).all()):
                 return None
-        return cls(product, value, size.mul_(_gamma(product)), sa * sb * alpha)
+        return cls(product, value, size.mul_(each * _gamma(product)), sa * sb * alpha)
 
     def outside(self, output: Tensor) -> Outside | None:
         """Elements of ``output [M, N]`` (a float dtype) that are outside of the interval, such as NaN and infinities;
         None where all are inside."""
-        excess = _excess(output, self._value)
-        left = ~(excess <= self._least)
-        count = int(left.sum())
+        left, count, worst = self._left(output)
         if not count:
             return None
-        product = self._product
-        if count <= product.M + product.N:
+        most = self._product.M + self._product.N
+        if count <= most:
             rows, columns = torch.nonzero(left).T
         else:
-            ratio = torch.where(left, (excess / self._least).nan_to_num_(torch.inf, torch.inf), -1.0)
-            columns = ratio.argmax(dim=1)
-            rows = torch.arange(product.M, device=output.device)
-        found = self._outside(rows, columns, excess)
-        if found is None and count > product.M + product.N:
+            rows, columns = torch.arange(len(worst), device=output.device), worst
+        found = self._outside(rows, columns, output)
+        if found is None and count > most:
+            excess = _excess(output, self._value)
             bad = torch.nonzero(~(excess <= self._widths * (1 + 2.0**-18)))  # and so outside by their own widths too
-            rows, columns = bad[: product.M + product.N].T
-            found = self._outside(rows, columns, excess) if len(bad) else None
+            rows, columns = bad[:most].T
+            found = self._outside(rows, columns, output) if len(bad) else None
         return found
+
+    def _left(self, output: Tensor) -> tuple[Tensor, int, Tensor]:
+        """Where the first line of the module leaves an element, bool ``[M, N]``, how many these are, and in each row
+        the column of the worst one (int64; for few none need be told)."""
+        fmt, (rows, columns) = of_dtype(output.dtype), output.shape
+        if (kernels := _kernels(output)) is not None and fmt.bits == 16:
+            values, halves = _values_and_half_units(fmt, output.device)
+            left = torch.empty(output.shape, dtype=torch.bool, device=output.device)
+            counts = torch.empty(rows, dtype=torch.int32, device=output.device)
+            worst = torch.empty(rows, dtype=torch.int64, device=output.device)
+            codes = codes_of(output.contiguous())
+            seen = left.view(torch.int8)
+            kernels.beyond[(rows,)](
+                codes, values, halves, self._value, self._least, seen, counts, worst, columns, BLOCK=LANES
+            )
+            return left, int(counts.sum()), worst
+        excess = _excess(output, self._value)
+        left = ~(excess <= self._least)
+        if (count := int(left.sum())) <= rows + columns:
+            return left, count, torch.empty(0, dtype=torch.int64, device=output.device)
+        ratio = torch.where(left, (excess / self._least).nan_to_num_(torch.inf, torch.inf), -1.0)
+        return left, count, ratio.argmax(dim=1)
 
     def reach(self, size: Tensor, acc: Accumulator) -> Tensor:
         """How far a result of ``acc`` lies at most from the value, for elements whose terms have the magnitudes
@@ -145,8 +174,8 @@ class Screen:
         scales = max(1.0, float(p.left.scales.abs().max()), float(p.right.scales.abs().max()))
         return ETA * _terms(p) * codes * scales * max(1.0, abs(p.factor))
 
-    def _outside(self, rows: Tensor, columns: Tensor, excess: Tensor) -> Outside | None:
-        size, over = self._size(rows, columns), excess[rows, columns]
+    def _outside(self, rows: Tensor, columns: Tensor, output: Tensor) -> Outside | None:
+        size, over = self._size(rows, columns), _excess(output[rows, columns], self._value[rows, columns])
         at = torch.nonzero(~(over <= _gamma(self._product) * size * (1 + 2.0**-19) + self._absolute))[:, 0]
         if not len(at):
             return None
@@ -156,18 +185,68 @@ class Screen:
 
     def _size(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The magnitudes of the terms of some elements, float64 ``[P]``."""
-        product, parts = self._product, []
-        step = max(1, GATHERED // product.K)
+        product = self._product
+        size = self._terms_of(rows, columns).mul_(abs(product.factor) * (1 + product.K * 2.0**-51))
+        if product.bias is not None:
+            size += decode(product.bias)[columns].abs()
+        if product.c is not None:
+            size += decode(product.c)[rows, columns].abs()
+        return size
+
+    def _terms_of(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """``sum_k |a sa| |b sb|`` of some elements, float64 ``[P]``."""
+        product = self._product
+        tables = [_table(x) for x in (product.left, product.right)]
+        if (kernels := _kernels(rows)) is not None and all(table is not None for table in tables):
+            (a, a_scales, *of_a), (b, b_scales, *of_b) = (
+                _memory(product.left, 1),
+                _memory(product.right, product.b_rows),
+            )
+            out = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
+            extents = of_a[0], of_b[0], product.K, product.B, product.block, of_a[1], of_b[1]
+            operands = a, b, *tables, a_scales, b_scales, rows.contiguous(), columns.contiguous()
+            kernels.sizes[(len(rows),)](*operands, out, *extents, BLOCK=LANES)
+            return out
+        parts, step = [], max(1, GATHERED // product.K)
         for m, n in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
             few = product.take(m).left, product.take_columns(n).right
-            a, b = (scaled_side(product, x) for x in few)
-            size = (a.mul_(b)).abs_().sum(dim=1).mul_(abs(product.factor) * (1 + product.K * 2.0**-51))
-            if product.bias is not None:
-                size += decode(product.bias)[n].abs()
-            if product.c is not None:
-                size += decode(product.c)[m, n].abs()
-            parts.append(size)
+            left, right = (scaled_side(product, x) for x in few)
+            parts.append(left.mul_(right).abs_().sum(dim=1))
         return torch.cat(parts)
+
+
+def _kernels(x: Tensor) -> Any:
+    """The kernels, where Triton runs on the memory of ``x``; else None."""
+    if not triton_sums.runs_on(x.device):
+        return None
+    from oracle.bounds import triton_screen  # triton is optional
+
+    return triton_screen
+
+
+def _table(side: Decoded) -> Tensor | None:
+    """The values of all codes of an operand of 8 bits, float64 ``[256]``; None of another."""
+    known = side.fmt.bits == 8 and side.fmt.torch_dtype is not None
+    return _values_and_half_units(side.fmt, side.codes.device)[0] if known else None
+
+
+def _memory(side: Decoded, rows: int) -> tuple[Tensor, Tensor, int, int]:
+    """The bytes of an operand of 8 bits, its scales, the pitch of its rows, and how many of them a scale serves."""
+    codes = side.codes if side.codes.stride(1) == 1 else side.codes.contiguous()
+    shared = max(1, len(side.codes)) if len(side.scales) == 1 else rows
+    return codes_of(codes), side.scales.contiguous(), codes.stride(0), shared
+
+
+def _scaled(product: ScaledProduct, side: Decoded, rows: int) -> Tensor:
+    """An operand times its scales, of which each serves so many ``rows``; float64 ``[R, K]``."""
+    kernels, table = _kernels(side.codes), _table(side)
+    if kernels is None or table is None:
+        return scaled_side(product, side, rows)
+    codes, scales, pitch, shared = _memory(side, rows)
+    out = torch.empty(side.codes.shape, dtype=torch.float64, device=side.codes.device)
+    grid = (-(-product.K // LANES), len(out))
+    kernels.scaled[grid](codes, table, scales, out, pitch, product.K, product.B, product.block, shared, BLOCK=LANES)
+    return out
 
 
 def _terms(product: ScaledProduct) -> int:

@@ -34,8 +34,7 @@ FEW = 64  # rows and columns of the first block that are summed again
 
 def why_not(product: ScaledProduct) -> str | None:
     """Reason for which a GPU cannot take this product here, or None."""
-    where = "cpu" if _interpreted() else "cuda"
-    if product.a.device.type != where or importlib.util.find_spec("triton") is None:
+    if not runs_on(product.a.device):
         return f"the operands are on {product.a.device}, or triton is not installed"
     left, right = product.left, product.right
     if product.alpha is not None or max(product.a.element_size(), product.b.element_size()) > 2:
@@ -52,6 +51,11 @@ def why_not(product: ScaledProduct) -> str | None:
     if length * a.largest * b.largest > 2.0**53 * a.quantum * b.quantum:
         return "a sum of one block may leave float64"
     return None
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton is installed and its kernels take tensors of this device."""
+    return device.type == ("cpu" if _interpreted() else "cuda") and importlib.util.find_spec("triton") is not None
 
 
 def _interpreted() -> bool:

@@ -352,12 +352,17 @@ class TestBounds:
 INTERPRETED = """
 from dataclasses import replace
 import torch
-from oracle.bounds import triton_sums
+from oracle.bounds import screen, triton_sums
+from oracle.routines import cases, get as cases_get
+from oracle.routines.base import Call
 from oracle.tensorcore import engine_cuda
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
 from oracle.truth import gemm
 from tests.support.schedule_products import differing, product_of
+CALLS = ("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=200,k=300/family=cancel/seed=1",
+         "cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=7,n=32,k=48/bias=bf16/family=randn/seed=1",
+         "cutlass_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=7,n=32,k=48/a:pitch/family=randn/seed=1")
 for name, k, data in (("sm90.promote128", 160, "special"), ("sm90.mma_sync.chain", 40, "bell"),
                       ("sm100.promote128.muladd", 64, "finite"), ("sm89.promote128.row_then_col", 32, "finite")):
     product = product_of(get(name), 3, 5, k, seed=k, data=data, formats=("float8_e4m3fn", "float8_e5m2"), bias=True)
@@ -383,6 +388,33 @@ product = product_of(get("sm90.chain"), 2, 2, 32, seed=1)
 fast = predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="cuda")
 product.a.view(torch.uint8)[0, 0] += 8
 assert differing(fast, predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="torch")) > 0
+def of_case(name):
+    case = cases.parse(name)
+    return Call(cases_get(case.contract), case.inputs(), case.call_options()).checked().parts[0].product
+screen.LANES, kernels, outside = 64, screen._kernels, 0
+for p in map(of_case, CALLS):
+    pairs = torch.arange(p.M).repeat_interleave(p.N), torch.arange(p.N).repeat(p.M)
+    made = screen.Screen.of(p)
+    screen._kernels = lambda _: None
+    due = screen.Screen.of(p)
+    size, screen._kernels = due._size(*pairs), kernels
+    assert torch.equal(made._value, due._value) and torch.equal(made._least, due._least)
+    assert torch.allclose(made._size(*pairs), size, rtol=1e-13, atol=0)
+    right = due._value.to(torch.bfloat16)
+    wrong = torch.where(torch.arange(p.M * p.N).view(p.M, p.N) == 3, torch.nan, right)
+    for out in (right, wrong, right.half(), torch.zeros_like(right)):
+        screen._kernels = kernels
+        left, count, worst = made._left(out)
+        screen._kernels = lambda _: None
+        known, also, column = due._left(out)
+        screen._kernels = kernels
+        assert torch.equal(left, known) and count == also == int(left.sum())
+        if count > p.M + p.N:  # any of the worst ones
+            ratio = screen._excess(out, due._value) / due._least
+            assert torch.equal(*(ratio.gather(1, x[:, None]) for x in (worst, column)))
+        outside += made.outside(out) is not None
+        assert (made.outside(out) is None) == (due.outside(out) is None)
+assert outside >= 6
 print("same bits")
 """
 
@@ -440,6 +472,21 @@ class TestCuda:
         types = dict.fromkeys(("sums", "a_scale", "b_scale", "hi", "lo", "slack"), "*fp64")
         ptx = ptx_of(triton_join.join, {"BLOCK": 1024, **dict.fromkeys(ones, 1)}, types)
         assert ".f64" in ptx and "fma." not in ptx  # no product is joined with a sum
+
+    @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+    @pytest.mark.parametrize("kernel", ["scaled", "beyond", "sizes"])
+    def test_the_screen_compiles(self, kernel: str) -> None:
+        """For sm90, in float64."""
+        from oracle.bounds import triton_screen
+        from tests.support.ptx import ptx_of
+
+        bytes_, wide = dict.fromkeys(("codes", "a", "b"), "*u8"), dict.fromkeys(("rows", "columns", "worst"), "*i64")
+        types = {"codes": "*i16", "left": "*i8", "counts": "*i32"} if kernel == "beyond" else bytes_
+        types |= {"columns": "i32"} | ({} if kernel == "scaled" else wide)
+        types |= {"columns": "*i64" if kernel == "sizes" else "i32"}
+        tables = ("values", "halves", "value", "least", "scales", "a_values", "b_values", "a_scales", "b_scales", "out")
+        ptx = ptx_of(getattr(triton_screen, kernel), {"BLOCK": 1024}, types | dict.fromkeys(tables, "*fp64"))
+        assert ".f64" in ptx and ".f32" not in ptx
 
     def test_needs_its_device(self) -> None:
         """Operands on the CPU are not for this engine."""

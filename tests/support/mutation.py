@@ -93,6 +93,7 @@ TESTS = {
     ),
     "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, LIMITS, WIDTHS, GOLDENS),
     "oracle/bounds/triton_join.py": ("tests/bounds", "tests/verdict", GOLDENS),
+    "oracle/bounds/triton_screen.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/bounds/triton_sums.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/verdict/": ("tests/verdict",),
     "kernels/plan.py": ("tests/kernels/test_plan.py",),
@@ -139,7 +140,7 @@ _HELD: tuple[str, ...] = (
 )
 SIZES = (*_HELD, *(f"{name}_ON_DEVICE" for name in _HELD))
 """Constants that say how much is held or computed at once, or by which of two ways whose results are equal."""
-APART = ("oracle/bounds/triton_join.py", "oracle/bounds/triton_sums.py")
+APART = tuple(f"oracle/bounds/triton_{name}.py" for name in ("join", "screen", "sums"))
 """What Triton runs: in its interpreter, which must be asked for before it is imported, so in a process of its own where
 no mutant is. A folder is drawn from without them; a file that is named is run."""
 SURVIVED = "survived"

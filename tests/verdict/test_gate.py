@@ -67,6 +67,14 @@ class TestCandidates:
             answers = [list(threads.map(accepts, outputs)) for _ in range(2)]
         assert answers[0] == answers[1] == [True] * 37 + [False] * 3
 
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_forty_on_a_device(self, dtype: torch.dtype) -> None:
+        """By the passes of Triton, and, in float32, by torch's operations."""
+        accepts = oracle.gate(GEMM, arch="sm90").prepared({name: x.cuda() for name, x in INPUTS.items()})
+        outputs = [candidate(*tiles) for tiles in LEGAL] + [candidate(16, 64, 1, fault=fault) for fault in FAULTS]
+        assert [accepts(out.to(dtype).cuda()) for out in outputs] == [True] * 37 + [False] * 3
+
     @pytest.mark.usefixtures("unexplained")
     def test_beside_judge(self) -> None:
         outputs = [candidate(*LEGAL[0]), *(candidate(16, 64, 1, fault=fault) for fault in FAULTS)]
