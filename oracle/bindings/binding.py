@@ -11,6 +11,7 @@ pattern is matched with the arguments. The words of a pattern:
     (a, a_scale), [q, scale]            tuples and lists
     b.t(), q.view(torch.uint8), ...     a change that has an inverse (``CHANGES``)
     not use_ue8m0                       the opposite of an option
+    lanes(a_scale), words(b, k)         one of the binding's own ``functions``, which has an inverse
     a.shape[1], len(b)                  any other expression: computed for a call, and compared when one is read
     -> q, scale.t(), ...                what the routine returns, where it does not only write (``...``: and more); by
                                         default the outputs that the arguments do not hold, in the contract's order
@@ -108,6 +109,13 @@ class _Reading:
 
     names: dict[str, Any]
     later: list[tuple[_Expression, Any]]
+    applied: list[tuple[_Applied, Any]] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """Read what needs other names of the call."""
+        for word, value in sorted(self.applied, key=lambda pair: len(pair[0].beside)):
+            word.back(value, self)
+        self.applied.clear()
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,28 @@ class _Changed(_Word):
 
 
 @dataclass(frozen=True)
+class _Applied(_Word):
+    """A tensor or an option after a function of the binding; ``written``: an output, which the call has as it is."""
+
+    text: str
+    inner: _Word
+    functions: tuple[Callable[..., Any], Callable[..., Any]]
+    beside: tuple[_Word, ...]
+    written: bool
+
+    def make(self, names: Mapping[str, Any]) -> Any:
+        x = self.inner.make(names)
+        return x if x is None or self.written else self.functions[0](x, *(word.make(names) for word in self.beside))
+
+    def read(self, value: Any, into: _Reading) -> None:
+        into.applied.append((self, value))
+
+    def back(self, value: Any, into: _Reading) -> None:
+        beside = [word.make(into.names) for word in self.beside]
+        self.inner.read(None if value is None else self.functions[1](value, *beside), into)
+
+
+@dataclass(frozen=True)
 class _Opposite(_Word):
     text: str
     name: str
@@ -244,12 +274,15 @@ class Binding:
         may stand by position or by keyword, and one that the pattern does not have must have its default.
     takes : by name of an input or option, the dtypes or values that the routine takes; None: an input that is absent.
     where : a condition on the call, as an expression of the contract's names; "" for none.
-    shapes : of outputs whose shape the contract leaves open, as expressions of the contract's names.
+    shapes : of outputs whose shape the contract leaves open, as expressions of the contract's names; or the memory
+        itself, a tensor, where its strides or its dtype are the routine's own.
     absent : what the routine is given for an optional input that a call lacks, or for an option that is None, as
         expressions of the contract's names; a call that is read has it as any other.
     derived : options that no argument is, as expressions of the names of a call that is read.
     dense : inputs that the routine wants without gaps in their memory, ``"*"`` for all: no other call is made. One that
         is read binds all the same, so that a routine that misreads such memory is seen.
+    functions : by a name of the pattern what the pattern cannot say: a function of a tensor or an option, and its
+        inverse; both get the values of further arguments.
     ignores : parameters that do not change the numbers, whatever they are in a call that is read.
     domain : extents that it takes, as for :func:`oracle.validate`; "" for any.
     numerics : the schedule that it declares, or None.
@@ -257,6 +290,9 @@ class Binding:
         cut down to its compiled library the library itself.
     arches : the architectures that the routine serves; empty for any.
     release : the distribution and version in which the call was read.
+    exempt : what the library's documentation excludes, as for :func:`oracle.validate`.
+    cases : ids of cases to judge, where a profile has too few that the routine takes.
+    project : the name of the library on pages; by default that of its package.
     """
 
     target: str
@@ -269,12 +305,16 @@ class Binding:
     absent: Mapping[str, str] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)
     dense: tuple[str, ...] = ()
+    functions: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = field(default_factory=dict)
     ignores: tuple[str, ...] = ()
     domain: str = ""
     numerics: str | None = None
     loads: tuple[str, ...] = ()
     arches: tuple[str, ...] = ()
     release: str = ""
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    cases: tuple[str, ...] = ()
+    project: str = ""
 
     @property
     def package(self) -> str:
@@ -333,7 +373,8 @@ class Binding:
     @cached_property
     def _words(self) -> tuple[tuple[_Word, ...], dict[str, _Word], tuple[_Word, ...]]:
         """The positional words, those by keyword, and those that are returned."""
-        call, _, returned = self.pattern.partition("->")
+        call, arrow, returned = self.pattern.partition(") ->")
+        call += ")" if arrow else ""
         try:
             tree = ast.parse(f"call{call.strip()}", mode="eval").body
             after = ast.parse(f"({returned.strip()},)", mode="eval").body if returned.strip() else None
@@ -363,6 +404,11 @@ class Binding:
             return _Name(node.id)
         if isinstance(node, ast.Tuple | ast.List):
             return _Several(text, tuple(map(self._word, node.elts)), tuple if isinstance(node, ast.Tuple) else list)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
+            inner, *beside = map(self._word, node.args)
+            held = {*(s.name for s in routine.inputs), *(s.name for s in routine.options)}
+            written = isinstance(inner, _Name) and inner.text not in held
+            return _Applied(text, inner, self.functions[node.func.id], tuple(beside), written)
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         if not names & known and names <= NAMES.keys():
             return _Constant(text, _value(compile(text, self.target, "eval"), {}))
@@ -460,6 +506,9 @@ class Binding:
                 shape, dtype = outs[name].shape, outs[name].dtypes[0]
                 if name in self.shapes:
                     shape = _value(compile(self.shapes[name], self.target, "eval"), names)
+                if isinstance(shape, Tensor):
+                    written[name] = shape
+                    continue
                 if shape is None:
                     raise UnboundError(f"{self.contract} leaves the shape of {name} open, so that none is allocated")
                 written[name] = torch.empty(shape, dtype=dtype, device=device)
@@ -480,7 +529,13 @@ class Binding:
         pattern says. Source: the pattern, read in :attr:`release`.
         """
         positional, named, written = self.arguments(inputs, options)
-        return written | self._returned(kernel(*positional, **named), written)
+        returned = self._returned(kernel(*positional, **named), written)
+        reading = _Reading(self._values(inputs, options), [])
+        for word in (*self._words[0], *self._words[1].values()):
+            if isinstance(word, _Applied) and word.written and word.inner.text in written:
+                word.back(written.pop(word.inner.text), reading)
+                written[word.inner.text] = reading.names[word.inner.text]
+        return written | returned
 
     @cached_property
     def _written(self) -> tuple[str, ...]:
@@ -500,7 +555,8 @@ class Binding:
         if len(results) == 1:
             results[0].read(value[0] if isinstance(value, tuple | list) and len(value) == 1 else value, reading)
         else:
-            _Several(self.pattern.partition("->")[2].strip(), results, tuple).read(value, reading)
+            _Several(self.pattern.partition(") ->")[2].strip(), results, tuple).read(value, reading)
+        reading.finish()
         return reading.names
 
     # --- from the library to the contract -------------------------------------------------------------------
@@ -530,6 +586,7 @@ class Binding:
         for key, word in words.items():
             if key not in self.ignores:
                 word.read(values[key], reading)
+        reading.finish()
         absent = {name for name, admitted in self.takes.items() if admitted is None}
         specs = {spec.name for spec in self.routine.inputs} - absent
         inputs = {name: x for name, x in reading.names.items() if name in specs and x is not None}
@@ -568,6 +625,7 @@ class Binding:
         for key, word in words.items():
             if held & _names(word):
                 word.read(values[key], reading)
+        reading.finish()
         return {name: x.clone() for name, x in reading.names.items() if name in held and isinstance(x, Tensor)}
 
     def _aligned(self, positional: Sequence[Any], named: dict[str, Any]) -> tuple[dict[str, _Word], dict[str, Any]]:
@@ -601,7 +659,7 @@ def _names(word: _Word) -> set[str]:
     """Names of a call that a word stands for."""
     if isinstance(word, _Several):
         return {name for one in word.words for name in _names(one)}
-    if isinstance(word, _Changed):
+    if isinstance(word, _Changed | _Applied):
         return _names(word.inner)
     if isinstance(word, _Opposite):
         return {word.name}

@@ -1,4 +1,4 @@
-"""Triton libraries that descend from DeepSeek-V3's inference code: unsloth, COAT, LMDeploy, FBGEMM GenAI.
+"""Triton libraries that descend from DeepSeek-V3's inference code: unsloth, COAT, LMDeploy, FBGEMM GenAI, gemlite.
 
 Products of block-scaled FP8 and their quantisers. An autotuned kernel chooses its tile by timing, so that two runs may
 differ in bits.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 
 from oracle.bindings.binding import bind
+from oracle.bindings.deep_gemm import LANES
 
 E4M3, BF16, HALVES = torch.float8_e4m3fn, torch.bfloat16, (torch.bfloat16, torch.float16)
 FBGEMM, LMDEPLOY, UNSLOTH, COAT = "fbgemm-gpu-genai 1.9.0", "lmdeploy 0.18.0", "unsloth 2026.10.9", "fp8-coat 1.0.11"
+GEMLITE = "gemlite 0.6.0.post2"
 GEMM, CUDA = "fbgemm_gpu.experimental.gemm.triton_gemm", "lmdeploy.pytorch.kernels.cuda"
 GROUPS, CAST, RECIPE = "per_token_group_quant_fp8", "per_block_cast_to_fp8", "lmdeploy_1x128"
 OPERANDS = {"a": E4M3, "b": E4M3, "c": None}
@@ -21,9 +23,57 @@ SQUARE = "block_size[0] == block_size[1] == 128 and x.shape[0] % 128 == 0 and x.
 DEEPSEEK = "(A, B, As, Bs, block_size, output_dtype={})"
 """Parameters of the product that SGLang wrote and others took."""
 _LMDEPLOY = {"dense": ("*",), "release": LMDEPLOY}
-_FBGEMM = {"dense": ("*",), "release": FBGEMM}
+_FBGEMM = {"dense": ("*",), "release": FBGEMM, "project": "fbgemm"}
 
 BINDINGS = (
+    bind(
+        "gemlite.quant_utils:scale_activations_per_block",
+        GROUPS,
+        "(x, torch.float8_e4m3fn)",
+        "(tensor, w_dtype, block_size=BLOCK_QUANT_SIZE)",
+        takes=ROWS | {"group_size": 128},
+        where="x.dim() == 2",
+        numerics="gemlite_1x128",
+        dense=("*",),
+        release=GEMLITE,
+    ),
+    bind(
+        "gemlite.quant_utils:scale_activations_per_token",
+        "scaled_fp8_quant",
+        "(x, torch.float8_e4m3fn)",
+        "(tensor, w_dtype, fp32_scale=True)",
+        takes=TOKENS | {"scale_ub": None},
+        numerics="gemlite_token",
+        dense=("*",),
+        release=GEMLITE,
+    ),
+    bind(
+        f"{CUDA}.blocked_fp8_gemm_gluon:fp8_gemm_nt",
+        "fp8_gemm_nt",
+        "((a, lanes(a_scale)), (b, b_scale), out, None)",
+        "(a, b, d, c, *, num_sms=None)",
+        takes=OPERANDS | {"out_dtype": BF16},
+        functions=LANES,
+        ignores=("num_sms",),
+        domain="n % 64 == 0, k % 128 == 0",
+        **_LMDEPLOY,
+    ),
+    bind(
+        f"{GEMM}.grouped_gemm:grouped_gemm_fp8_rowwise",
+        "scaled_grouped_mm",
+        "(a, stacked(b, offsets), sizes(offsets), scale_a.squeeze(1), flat(scale_b, offsets))",
+        "(x, w, m_sizes, x_scale, w_scale, use_fast_accum=True, *, _use_warp_specialization=True, "
+        "_output_tensor=None, _scatter_add_indices=None)",
+        takes={"a": E4M3, "b": E4M3, "out_dtype": BF16, "offsets": torch.int32},
+        functions={
+            "sizes": (lambda ends: ends.diff(prepend=ends.new_zeros(1)), lambda sizes: sizes.cumsum(0).to(torch.int32)),
+            "stacked": (lambda b, _: b.flatten(0, 1), lambda b, ends: b.unflatten(0, (len(ends), -1))),
+            "flat": (lambda scale, _: scale.flatten(), lambda scale, ends: scale.view(len(ends), -1)),
+        },
+        ignores=("use_fast_accum", "_use_warp_specialization"),
+        domain="k % 64 == 0, n % 8 == 0",
+        **_FBGEMM,
+    ),
     bind(
         "unsloth.kernels.fp8:w8a8_block_fp8_matmul_triton",
         "fp8_gemm_nt",

@@ -1,77 +1,165 @@
-"""DeepGEMM, as the distributions deep_gemm and sgl-deep-gemm install it; casts to powers of two are off.
+"""DeepGEMM, as the distributions deep_gemm and sgl-deep-gemm install it, and as vLLM carries it; casts to powers of two
+are off.
 
-``expected_m`` and ``compiled_dims`` choose a configuration, ``disable_ue8m0_cast`` acts on sm100 alone.
+``expected_m`` and ``compiled_dims`` choose a configuration, ``disable_ue8m0_cast`` acts on sm100 alone. Parameters of
+vLLM's are those of the first, less ``ensure_zero_padding``, which its library does not name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+from torch import Tensor
 
 from oracle.bindings.binding import Binding, bind
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
-RELEASE = "sgl-deep-gemm 0.1.4.post1"
+RELEASE, OF_VLLM = "sgl-deep-gemm 0.1.4.post1", "vllm 0.20.2"
 CHOSEN = ("compiled_dims", "disable_ue8m0_cast", "expected_m")
 TAKES = {"a": E4M3, "b": E4M3, "out_dtype": BF16}
-MATH, LAYOUT = "deep_gemm.utils.math", "deep_gemm.utils.layout"
-
-
 CAST = "recipe=None, recipe_a=None, recipe_b=None, compiled_dims={dims!r}, disable_ue8m0_cast=False"
-GROUPED = f"{CAST.format(dims='nk')}, use_psum_layout=False, ensure_zero_padding=True"
-
-
+WHOLE = "n % 64 == 0, k % 128 == 0"
 ALONG_K = {"nn": {"b"}, "tn": {"a", "b"}, "tt": {"a"}}
 """By the form of a product the operands whose last axis is not K: on sm90 K is nevertheless what lies without gaps."""
 
 
-def _product(name: str, parameters: str, *more: str, domain: str = "n % 64 == 0, k % 128 == 0") -> Binding:
-    """A product of FP8 operands; ``more``: what stands in its call behind the output."""
-    along = next((operands for form, operands in ALONG_K.items() if f"_{form}" in name), ())
-    a, b = (f"({x}{'.mT().contiguous().mT()' if x in along else ''}, {x}_scale)" for x in "ab")
-    return bind(
-        f"deep_gemm:{name}",
-        name,
-        f"({', '.join((a, b, 'out', *more))}, disable_ue8m0_cast=True)",
-        f"(a, b, d, {parameters})",
-        takes=TAKES | dict.fromkeys({"m_indices", "masked_m"} & {*more}, torch.int32),
+def lanes(scale: Tensor) -> Tensor:
+    """``[rows, blocks]`` float32 in columns of whole groups of four rows, zeros behind the last row: a tile's rows
+    behind a group of K are added to the next one, so that their scales must be numbers."""
+    rows, blocks = scale.shape
+    whole = torch.zeros(blocks, rows + -rows % 4, dtype=scale.dtype, device=scale.device)
+    whole[:, :rows] = scale.t()
+    return whole[:, :rows].t()
+
+
+LANES = {"lanes": (lanes, lambda x: x)}
+
+
+def _library(root: str, release: str, project: str) -> Iterator[Binding]:
+    """The products of one distribution, under its name."""
+    zeros = "" if root != "deep_gemm" else ", ensure_zero_padding=True"
+    grouped = f"grouped_layout, {CAST.format(dims='nk')}, use_psum_layout=False{zeros}"
+
+    def product(name: str, parameters: str, *more: str, domain: str = WHOLE) -> Binding:
+        """A product of FP8 operands; ``more``: what stands in its call behind the output."""
+        along = next((operands for form, operands in ALONG_K.items() if f"_{form}" in name), ())
+        a, b = (f"({x}{'.mT().contiguous().mT()' if x in along else ''}, {x}_scale)" for x in "ab")
+        pattern = f"({', '.join((a, b, 'out', *more))}, disable_ue8m0_cast=True)"
+        takes = TAKES | dict.fromkeys({"m_indices", "masked_m"} & {*more}, torch.int32)
+        return plain(name, name, pattern, f"(a, b, d, {parameters})", takes=takes, ignores=CHOSEN, domain=domain)
+
+    def plain(name: str, contract: str, pattern: str, signature: str, **stated: object) -> Binding:
+        shared = {"dense": ("*",), "release": release, "project": project}
+        return bind(f"{root}:{name}", contract, pattern, signature, **shared | stated)
+
+    for form in ("nt", "nn", "tn", "tt"):
+        yield product(f"fp8_gemm_{form}", f"c=None, {CAST.format(dims='')}")
+    more = ", expected_m_for_psum_layout=None"
+    yield product("m_grouped_fp8_gemm_nt_contiguous", grouped + more, "m_indices")
+    yield product("m_grouped_fp8_gemm_nn_contiguous", grouped, "m_indices")
+    tiles = f"m % 128 == 0, {WHOLE}"  # a tile of rows is stored whole
+    masked = f"masked_m, expected_m, {CAST.format(dims='nk')}"
+    yield product("fp8_m_grouped_gemm_nt_masked", masked, "masked_m", "a.shape[1]", domain=tiles)
+    yield plain(
+        "fp8_gemm_nt",
+        "fp8_gemm_nt_1d1d",
+        "((a, a_scale), (b, b_scale), out, c, (1, 1, 128), disable_ue8m0_cast=True)",
+        f"(a, b, d, c=None, {CAST.format(dims='')})",
+        takes={"a": E4M3, "b": E4M3},
+        absent={"c": "torch.zeros(a.shape[0], b.shape[0], dtype=torch.float32, device=a.device)"},
         ignores=CHOSEN,
-        dense=("*",),
-        domain=domain,
-        release=RELEASE,
+        domain=WHOLE,
     )
-
-
-BINDINGS = (
-    *(_product(f"fp8_gemm_{form}", f"c=None, {CAST.format(dims='')}") for form in ("nt", "nn", "tn", "tt")),
-    _product(
-        "m_grouped_fp8_gemm_nt_contiguous", f"grouped_layout, {GROUPED}, expected_m_for_psum_layout=None", "m_indices"
-    ),
-    _product("m_grouped_fp8_gemm_nn_contiguous", f"grouped_layout, {GROUPED}", "m_indices"),
-    _product(
-        "fp8_m_grouped_gemm_nt_masked",
-        f"masked_m, expected_m, {CAST.format(dims='nk')}",
-        "masked_m",
-        "a.shape[1]",
-        domain="m % 128 == 0, n % 64 == 0, k % 128 == 0",  # a tile of rows is stored whole
-    ),
-    bind(
-        "deep_gemm:fp8_mqa_logits",
+    yield plain(
+        "fp8_gemm_nt_skip_head_mid",
+        "fp8_gemm_nt_skip_head_mid",
+        "((a, a_scale), (b, b_scale), out, (left, mid, right), (1, 128, 128), disable_ue8m0_cast=True)",
+        "(a, b, d, head_splits, recipe=None, compiled_dims='nk', disable_ue8m0_cast=False)",
+        takes=TAKES,
+        ignores=CHOSEN,
+        where="left % 64 == mid % 64 == right % 64 == 0",  # it stores 64 columns at once
+        domain=WHOLE,
+    )
+    yield plain(
+        "fp8_einsum",
+        "fp8_einsum",
+        "('bhr,hdr->bhd', (a, a_scale), (b, b_scale), out)",
+        "(expr, a, b, d, c=None, recipe=(1, 128, 128))",
+        takes=TAKES,
+        domain=WHOLE,
+    )
+    sizes = ", use_psum_layout=False" if root == "deep_gemm" else ""
+    yield plain(
+        "k_grouped_fp8_gemm_nt_contiguous",
+        "k_grouped_fp8_gemm_nt_contiguous",
+        "((a, lanes(a_scale)), (b, lanes(b_scale)), out, ks.tolist(), ks, c)",
+        f"(a, b, d, ks, {'grouped_layout' if sizes else 'ks_tensor'}, c=None, recipe=(1, 1, 128), "
+        f"compiled_dims='mn'{sizes})",
+        takes={"a": E4M3, "b": E4M3, "ks": torch.int32},
+        functions=LANES,
+        ignores=CHOSEN,
+    )
+    yield plain(
+        "fp8_mqa_logits",
         "fp8_mqa_logits",
         "(q, (k, k_scale), weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits)",
         "(q, kv, weights, ks, ke, clean_logits=False, max_seqlen_k=0)",
         where="q.shape[1] in (32, 64) and q.shape[2] in (32, 64, 128)",
         domain="h <= 64, d <= 128",
-        dense=("*",),
         takes={"cu_seqlen_ks": torch.int32, "cu_seqlen_ke": torch.int32},
+    )
+    for name, contract, domain in (
+        ("get_mn_major_tma_aligned_tensor", "get_col_major_tma_aligned_tensor", ""),
+        # 48 rows of scales lie in the shared memory of a block, which has 227 KiB
+        (*2 * ("get_mn_major_tma_aligned_packed_ue8m0_tensor",), "c <= 1210"),
+    ):
+        layouts = f"{root}.utils.layout"
+        more = {"dense": ("scale",), "domain": domain, "release": release, "project": project}
+        yield bind(f"{layouts}:{name}", contract, "(scale)", "(sf)", **more)
+
+
+MATH, LAYOUT = "deep_gemm.utils.math", "deep_gemm.utils.layout"
+
+BINDINGS = (
+    *_library("deep_gemm", RELEASE, "deep_gemm"),
+    *_library("vllm.third_party.deep_gemm", OF_VLLM, "deep_gemm_vllm"),
+    bind(
+        f"{LAYOUT}:get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
+        "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
+        "(scale, ks, ks.tolist(), gran_k)",
+        "(sf, grouped_layout, ks, gran_k, k_alignment=None, use_psum_layout=False)",
+        takes={"ks": torch.int32},
+        where="scale.shape[1] % 4 == 0",
+        dense=("*",),
         release=RELEASE,
     ),
-    *(
-        bind(f"{LAYOUT}:{name}", contract, "(scale)", "(sf)", dense=("scale",), domain=domain, release=RELEASE)
-        for name, contract, domain in (
-            ("get_mn_major_tma_aligned_tensor", "get_col_major_tma_aligned_tensor", ""),
-            # 48 rows of scales lie in the shared memory of a block, which has 227 KiB
-            (*2 * ("get_mn_major_tma_aligned_packed_ue8m0_tensor",), "c <= 1210"),
-        )
+    bind(
+        "deep_gemm:transform_sf_into_required_layout",
+        "transform_sf_into_required_layout",
+        "(scale, mn, k, (1, 128, 128), scale.shape[0] if scale.dim() == 3 else None, gran_mn == 1)",
+        "(sf, mn, k, recipe, num_groups=None, is_sfa=None, disable_ue8m0_cast=False)",
+        takes={"target": "sm90", "gran_k": 128, "gran_mn": 1},
+        release=RELEASE,
+    ),
+    bind(
+        f"{MATH}:per_token_cast_to_fp4",
+        "per_token_cast_to_fp4",
+        "(x, use_ue8m0, gran_k, use_packed_ue8m0) -> q.view(torch.int8), scale",
+        "(x, use_ue8m0, gran_k=128, use_packed_ue8m0=False)",
+        takes={"q": torch.uint8},
+        release=RELEASE,
+    ),
+    bind(
+        f"{MATH}:cast_back_from_fp4",
+        "cast_back_from_fp4",
+        "(q, scale, gran_k)",
+        "(packed, sf, gran_k=128, use_packed_ue8m0=False)",
+        takes={"q": torch.int8},
+        release=RELEASE,
+    ),
+    bind(
+        f"{MATH}:transpose_packed_fp4", "transpose_packed_fp4", "(q)", "(a)", takes={"q": torch.int8}, release=RELEASE
     ),
     *(
         bind(f"{MATH}:{name}", name, "(x, use_ue8m0)", f"(x, use_ue8m0, gran_k=128{more})", release=RELEASE)

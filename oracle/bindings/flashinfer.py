@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from oracle.bindings.binding import bind
 
@@ -14,7 +15,131 @@ ROPE = (
 )
 """The parameters that both have."""
 
+BYTES = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)
+QUANTISED = {"x": HALVES, "layout": "128x4"}
+
+
+def flat(tiles: Tensor) -> Tensor:
+    """The bytes of tiles of scales, one after another."""
+    return tiles.view(torch.uint8).reshape(-1)
+
+
+FLAT = {"flat": (flat, flat)}
+"""A library's form of what it returns in one row."""
+
 BINDINGS = (
+    *(
+        bind(
+            f"flashinfer:{name}",
+            name,
+            f"(w{tile})",
+            "(x)" if not tile else "(input_tensor, epilogue_tile_m)",
+            takes={"w": BYTES},
+            where="w.dim() == 2",
+            dense=("*",),
+            release=RELEASE,
+        )
+        for name, tile in (("reorder_rows_for_gated_act_gemm", ""), ("shuffle_matrix_a", ", epilogue_tile_m"))
+    ),
+    *(
+        bind(
+            f"flashinfer.norm:{name}",
+            name,
+            f"(q, x, {more}weight, scale, epsilon)",
+            f"(out, input, {more}weight, scale, eps=1e-06, enable_pdl=None)",
+            takes={"x": HALVES},
+            ignores=("enable_pdl",),
+            dense=("*",),
+            release=RELEASE,
+        )
+        for name, more in (("rmsnorm_quant", ""), ("fused_add_rmsnorm_quant", "residual, "))
+    ),
+    *(
+        bind(
+            "flashinfer:block_scale_interleave",
+            name,
+            "(scale) -> flat(out)",
+            "(unswizzled_sf)",
+            takes={"scale": torch.uint8},
+            where="scale.dim() == 2",
+            functions=FLAT,
+            dense=("*",),
+            release=RELEASE,
+        )
+        for name in ("to_blocked", "swizzle_scale")
+    ),
+    bind(
+        "flashinfer:shuffle_matrix_sf_a",
+        "shuffle_matrix_sf_a",
+        "(scale, epilogue_tile_m) -> flat(out)",
+        "(input_tensor, epilogue_tile_m, num_elts_per_sf=16)",
+        takes={"scale": torch.uint8},
+        functions=FLAT,
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.page:nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+        "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+        "(append_key, append_value, slot_mapping, (k_cache, v_cache), (k_scale_cache, v_scale_cache), k_scale, "
+        "v_scale, kv_layout)",
+        "(append_key, append_value, slot_mapping, paged_kv_cache, kv_cache_sf, k_scale, v_scale, kv_layout='NHD')",
+        where="append_key.shape[2] in (64, 128, 256, 512)",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer:mxfp8_quantize",
+        "mxfp8_quantize",
+        "(x, True, alignment) -> q, flat(scale)",
+        "(input, is_sf_swizzled_layout=True, alignment=32, enable_pdl=None, backend='cuda', sf_swizzle_layout=None)",
+        takes=QUANTISED | {"element": "e4m3", "rounding": "rceil"},
+        functions=FLAT,
+        ignores=("enable_pdl", "backend"),
+        domain="k % 32 == 0",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer:fp4_quantize",
+        "nvfp4_quantize",
+        "(x, global_scale, 16, False, True, False) -> q, flat(scale)",
+        "(input, global_scale=None, sf_vec_size=16, sf_use_ue8m0=False, is_sf_swizzled_layout=True, "
+        "is_sf_8x4_layout=False, is_global_scale_inversed=False, enable_pdl=None, backend='cuda')",
+        takes=QUANTISED | {"is_global_scale_inversed": False},
+        functions=FLAT,
+        ignores=("enable_pdl", "backend"),
+        domain="k % 16 == 0",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
+        "flashinfer.fused_moe:cutlass_fused_moe",
+        "cutlass_fused_moe_block",
+        "(x, topk_ids, topk_weights, w13, w2, torch.bfloat16, [w13_scale, w2_scale], "
+        "use_deepseek_fp8_block_scale=True)",
+        "(input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights, output_dtype, "
+        "quant_scales, fc1_expert_biases=None, fc2_expert_biases=None, input_sf=None, swiglu_alpha=None, "
+        "swiglu_beta=None, swiglu_limit=None, tp_size=1, tp_rank=0, ep_size=1, ep_rank=0, cluster_size=1, "
+        "cluster_rank=0, output=None, enable_alltoall=False, use_deepseek_fp8_block_scale=False, "
+        "use_w4_group_scaling=False, use_mxfp8_act_scaling=False, min_latency_mode=False, use_packed_weights=False, "
+        "use_wfp4afp8_humming=False, tune_max_num_tokens=8192, enable_pdl=None, "
+        "activation_type=ActivationType.Swiglu, swizzled_input_sf=True, use_fused_finalize=True, profile_ids=None, "
+        "workspace_buffer=None)",
+        takes={"topk_ids": torch.int32},
+        where="topk_ids.min() >= 0",
+        ignores=(
+            "output",
+            "tune_max_num_tokens",
+            "enable_pdl",
+            "use_fused_finalize",
+            "profile_ids",
+            "workspace_buffer",
+        ),
+        numerics="sm90.promote128",
+        dense=("*",),
+        release=RELEASE,
+    ),
     bind(
         "flashinfer.gemm:fp8_blockscale_gemm_sm90",
         "fp8_blockscale_gemm_sm90",

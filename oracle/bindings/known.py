@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from oracle.bindings import blocked, deep_gemm, flashinfer, sglang, torch_itself, torchao, vllm
+from oracle.bindings import blocked, deep_gemm, flag_gems, flashinfer, references, sglang, torch_itself, torchao, vllm
 from oracle.bindings.binding import Binding
 from oracle.errors import OptionError, among
 from oracle.extensions import added
 
-LIBRARIES = (torch_itself, deep_gemm, vllm, flashinfer, sglang, torchao, blocked)
+LIBRARIES = (torch_itself, deep_gemm, vllm, flashinfer, sglang, torchao, blocked, flag_gems, references)
 OWN = tuple(binding for library in LIBRARIES for binding in library.BINDINGS)
 GROUP = "fp8_oracle.bindings"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oracle.bindings.binding import Binding, bind
 
@@ -35,7 +36,139 @@ def _router(name: str, more: str, parameters: str, **takes: object) -> Binding:
     )
 
 
+GROUPS = "per_token_group_quant_fp8"
+V2 = (
+    "(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0, fuse_silu_and_mul, masked_m)",
+    "sgl_per_token_group_quant_8bit_v2",
+)
+OF_V2 = {"x": HALVES, "group_size": (16, 32, 64, 128)}
+WORDS = (  # columns of whole words of four rows, zeros behind the last
+    "torch.zeros(*x.shape[:-2], x.shape[-1] // {width} // 4, x.shape[-2] + -x.shape[-2] % 4, dtype=torch.int32, "
+    "device=x.device)[..., : x.shape[-2]].mT"
+)
+WHOLE = tuple(
+    f"fp8_gemm_nt/e4m3xe4m3-{store}/1x128:128x128/{shape}/family={family}/seed=1"
+    for store in ("bf16", "f16")
+    for shape in ("m=4,n=128,k=128", "m=32,n=256,k=384", "m=64,n=512,k=640", "m=132,n=128,k=1024", "m=20,n=384,k=256")
+    for family in ("randn", "exact", "ties", "outlier")
+)
+MASKED = tuple(
+    f"silu_and_mul_masked_post_quant/{dtype}-e4m3/1x128/{shape}/ue8m0=1/family={family}/seed=1"
+    for dtype in ("bf16", "f16")
+    for shape in ("e=1,t=1,i=2048", "e=3,t=9,i=2048", "e=4,t=13,i=4096")
+    for family in ("randn", "ties", "amax", "outlier", "heavy", "special", "range", "nan")
+)
+ROUTED = tuple(
+    f"moe_routing/f32/-/{shape}/groups=4,bias=1,renormalize=1/family=randn/seed={seed}"
+    for shape in ("t=40,e=32,k=4", "t=7,e=128,k=8")
+    for seed in (1, 2)
+)
+
+
+def powers(words: Tensor) -> Tensor:
+    """Float32 scales of packed exponent bytes, four in each int32."""
+    byte = words.contiguous().view(torch.uint8)
+    return (byte.int() << 23).view(torch.float32)
+
+
+def packed(scale: Tensor) -> Tensor:
+    """:func:`powers` back."""
+    return (scale.view(torch.int32) >> 23).to(torch.uint8).view(torch.int32)
+
+
 BINDINGS = (
+    _operator(
+        "fp8_blockwise_scaled_mm",
+        "fp8_gemm_nt",
+        "(a, b.t(), a_scale.t().contiguous().t(), b_scale.t(), out_dtype)",
+        "(mat_a, mat_b, scales_a, scales_b, out_dtype)",
+        takes={"a": E4M3, "b": E4M3, "c": None, "out_dtype": HALVES},
+        where="a.shape[0] % 4 == 0",
+        domain="n % 128 == 0, k % 128 == 0",
+        cases=WHOLE,
+    ),
+    _operator(
+        "sgl_per_token_quant_fp8",
+        "scaled_fp8_quant",
+        "(x, q, scale)",
+        "(input, output_q, output_s)",
+        takes={"scale": None, "scale_ub": None, "use_per_token_if_dynamic": True, "num_token_padding": None},
+        where="x.shape[1] % 8 == 0",
+        shapes={"scale": "(x.shape[0], 1)"},
+        numerics="sglang_token",
+    ),
+    _operator(
+        V2[1],
+        GROUPS,
+        "(x, q, scale, group_size, eps, -448.0, 448.0, False, False, None)",
+        V2[0],
+        takes=OF_V2 | {"eps": 1e-10, "column_major_scales": False, "tma_aligned_scales": False, "use_ue8m0": False},
+        where="x.dim() == 2",
+        shapes={"scale": "(*x.shape[:-1], x.shape[-1] // group_size)"},
+    ),
+    _operator(
+        V2[1],
+        f"{GROUPS}_packed",
+        "(x, q, scale, group_size, eps, -448.0, 448.0, True, False, None)",
+        V2[0],
+        takes=OF_V2 | {"eps": 1e-10},
+        where="x.shape[1] // group_size % 4 == 0",
+        shapes={"scale": WORDS.format(width="group_size")},
+    ),
+    _operator(
+        V2[1],
+        "silu_and_mul_masked_post_quant",
+        "(x, q, packed(scale), group_size, 1e-10, -448.0, 448.0, True, True, masked_m)",
+        V2[0],
+        takes=OF_V2
+        | {
+            "masked_m": torch.int32,
+            "use_ue8m0": True,
+            "rounding": "each",
+            "gemm1_alpha": None,
+            "gemm1_clamp_limit": None,
+        },
+        # rows in use are honoured with the activation alone: without it v2 quantises every row, with the wrong strides
+        where="x.shape[2] // 2 // group_size % 16 == 0",
+        shapes={"scale": WORDS.format(width="(2 * group_size)")},
+        functions={"packed": (packed, powers)},
+        cases=MASKED,
+    ),
+    _operator(
+        "moe_fused_gate",
+        "moe_routing",
+        "(logits, bias, num_expert_group, topk_group, top_k, 0, 1.0, False) -> topk_weights, topk_ids",
+        "(input, bias, num_expert_group, topk_group, topk, num_fused_shared_experts, routed_scaling_factor, "
+        "apply_routed_scaling_factor_on_output)",
+        takes={"router": "deepseek_v3", "renormalize": True, "routed_scaling_factor": 1.0},
+        where="bias is not None and logits.shape[1] <= 32 * num_expert_group",
+        cases=ROUTED,
+    ),
+    bind(
+        f"{OPS}.quantization.dsa_quant_k_cache:quantize_k_cache",
+        "quantize_k_cache",
+        "(cache_k) -> out.view(torch.float8_e4m3fn)",
+        "(cache_k)",
+        takes={"out": torch.uint8},
+        dense=("*",),
+        release=NEWER,
+    ),
+    bind(
+        f"{OPS}.attention.dsa.dequant_k_cache:dequantize_k_cache",
+        "dequantize_k_cache",
+        "(quant_k_cache.view(torch.float8_e4m3fn))",
+        "(quant_k_cache)",
+        dense=("*",),
+        release=NEWER,
+    ),
+    bind(
+        f"{OPS}.kvcache.mla_buffer:set_mla_kv_buffer_triton_fp8_quant",
+        "set_mla_kv_buffer",
+        "(kv_buffer, loc, cache_k_nope, cache_k_rope, torch.float8_e4m3fn, reserved_skip_index=reserved_skip_index)",
+        "(kv_buffer, loc, cache_k_nope, cache_k_rope, fp8_dtype, *, reserved_skip_index=0)",
+        dense=("*",),
+        release=NEWER,
+    ),
     _operator(
         "fp8_scaled_mm",
         "cutlass_scaled_mm",

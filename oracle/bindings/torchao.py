@@ -1,13 +1,17 @@
-"""torchao: block-scaled FP8 in Triton, for inference and for training; NVFP4's quantiser; the layout of scales.
+"""torchao: block-scaled FP8 in Triton, for inference and for training; casts to MX and NVFP4 and back; layouts of
+scales; rows of groups.
 
 An autotuned kernel chooses its tile by timing, so that two runs may differ in bits.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from oracle.bindings.binding import bind
+import torch
+from torch import Tensor
+
+from oracle.bindings.binding import Binding, bind
 
 RELEASE = "torchao 0.18.0"
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
@@ -20,9 +24,129 @@ WHOLE, SQUARE = (
 )
 CAST, GROUPS = "per_block_cast_to_fp8", "per_token_group_quant_fp8"
 BLOCKS, TRAINING = "torchao.kernel.blockwise_quantization", "torchao.prototype.blockwise_fp8_training.kernels"
-FORMATS = "torchao.prototype.mx_formats"
+FORMATS, QUANT = "torchao.prototype.mx_formats", "torchao.prototype.moe_training.kernels.mxfp8.quant"
+E8M0 = "scale.view(torch.float8_e8m0fnu)"
+TO_MX = "(data_hp, elem_dtype, block_size, scaling_mode=ScaleCalculationMode.FLOOR, is_swizzled_scales=False)"
+NO_NAN = {"data of nan": "its casts to fewer than 8 bits document that NaN and infinity are not supported"}
+FINITE = "torch.isfinite(x).all()"
+
+
+def flat(tiles: Tensor) -> Tensor:
+    """The bytes of tiles of scales, one after another."""
+    return tiles.view(torch.uint8).reshape(-1)
+
+
+def raw(codes: Tensor) -> Tensor:
+    """Two codes a byte, as bytes."""
+    return codes.view(torch.uint8)
+
+
+PACKED = {"raw": (raw, raw)}
+
+
+def _plain(target: str, contract: str, pattern: str, signature: str, **stated: Any) -> Binding:
+    return bind(target, contract, pattern, signature, dense=("*",), release=RELEASE, **stated)
+
+
+def _tiles(
+    target: str, contract: str, signature: str, more: str = "", cases: tuple[str, ...] = (), **takes: object
+) -> Binding:
+    """A function that lays scales out in tiles of 128x4."""
+    taken = {"scale": torch.uint8} | takes
+    where = "scale.dim() == 2"
+    return _plain(
+        target,
+        contract,
+        f"(scale{more}) -> flat(out)",
+        signature,
+        takes=taken,
+        where=where,
+        functions={"flat": (flat, flat)},
+        cases=cases,
+    )
+
 
 BINDINGS = (
+    *(
+        _plain(
+            f"{FORMATS}.mx_tensor:to_mx",
+            f"mxfp{bits}_quantize",
+            f"(x, {element}, 32) -> {E8M0}, {q}",
+            TO_MX,
+            takes={"x": (BF16, torch.float32), "scale": torch.uint8, "layout": "linear", "rounding": "floor"} | named,
+            where=FINITE if bits < 8 else "",
+            functions=PACKED,
+            exempt=NO_NAN if bits < 8 else {},
+            cases=tuple(
+                f"mxfp{bits}_quantize/{dtypes}/1x32/{shape}/layout=linear,rounding=floor/family={family}/seed=1"
+                for shape in ("m=1,k=160", "m=17,k=192", "m=64,k=512")
+                for family in ("randn", "fp4ties", "steps", "heavy", "range")
+            ),
+        )
+        for bits, dtypes, element, q, named in (
+            (8, "bf16-e4m3", "torch.float8_e4m3fn", "q", {"element": "e4m3", "alignment": 32}),
+            (6, "bf16", "'fp6_e3m2'", "q", {"element": "e3m2"}),
+            (4, "bf16", "torch.float4_e2m1fn_x2", "raw(q)", {}),
+        )
+    ),
+    *(
+        _plain(
+            f"{FORMATS}.mx_tensor:to_dtype",
+            f"mxfp{bits}_dequantize",
+            f"(q, {E8M0}, {element}, 32, torch.float32)",
+            "(data_lp, scale_e8m0, elem_dtype, block_size, target_dtype)",
+            takes={"layout": "linear"} | named,
+        )
+        for bits, element, named in (
+            (8, "torch.float8_e4m3fn", {"q": E4M3}),
+            (6, "'fp6_e3m2'", {"element": "e3m2"}),
+            (4, "torch.float4_e2m1fn_x2", {}),
+        )
+    ),
+    _plain(
+        f"{FORMATS}.kernels:triton_mxfp8_dequant_dim0",
+        "mxfp8_dequantize",
+        "(q, scale, torch.float32, 32)",
+        "(e4m3_data, e8m0_scales, out_dtype, scale_block_size=32)",
+        takes={"layout": "linear", "q": E4M3},
+    ),
+    _plain(
+        f"{FORMATS}.utils:from_blocked",
+        "from_blocked",
+        "(memory, rows, columns)",
+        "(blocked_tensor, original_rows, original_cols)",
+        takes={"memory": torch.uint8, "tile": "128x4"},
+        where="memory.dim() == 1",
+        domain="g == 1",
+    ),
+    *(
+        _tiles(f"{FORMATS}.kernels:triton_mx_block_rearrange", name, "(scale_tensor)")
+        for name in ("to_blocked", "swizzle_scale")
+    ),
+    _tiles(
+        f"{QUANT}:triton_mx_block_rearrange_2d_K_groups",
+        "to_blocked_k_groups",
+        "(scales_tensor, input_offsets)",
+        ", ends",
+        ends=torch.int32,
+        cases=tuple(
+            f"to_blocked_k_groups/u8/-/{shape}/ends:i32/family=randn/seed=1"
+            for shape in ("m=1,c=1,g=1", "m=130,c=7,g=2", "m=256,c=24,g=3", "m=33,c=9,g=4")
+        ),
+    ),
+    _plain(
+        f"{QUANT}:torch_pad_token_groups",
+        "pad_token_groups",
+        "(x, group_end_offsets, alignment_size)",
+        "(inputs, group_offsets, alignment_size)",
+        where="group_end_offsets[-1].item() == x.shape[0]",  # it refuses rows of no group
+    ),
+    _plain(
+        f"{QUANT}:torch_unpad_token_groups",
+        "unpad_token_groups",
+        "(padded, group_end_offsets, padded_group_start_offsets, num_tokens, alignment_size)",
+        "(padded_inputs, group_offsets, padded_group_start_offsets, num_tokens, alignment_size)",
+    ),
     bind(
         f"{BLOCKS}:blockwise_fp8_gemm",
         "fp8_gemm_nt",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oracle.bindings.binding import Binding, bind
 
@@ -62,7 +63,92 @@ COMPILED = "e in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 576
 UNPADDED: dict[str, object] = {"is_padding": None}
 UNSCALED = UNPADDED | {"routed_scaling_factor": 1.0}
 
+
+def exchanged(sizes: Tensor, a: Tensor) -> Tensor:
+    """Problem sizes ``[G, 3]`` as the operator reads them: up to 64 rows it multiplies the operands in exchange."""
+    return sizes if len(a) > 64 else torch.stack([sizes[:, 1], sizes[:, 0], sizes[:, 2]], dim=1)
+
+
+LANES = (  # columns of whole words of four rows, zeros behind the last
+    "torch.zeros(-(-x.shape[1] // group_size // 4), x.shape[0] + -x.shape[0] % 4, dtype=torch.int32, "
+    "device=x.device)[:, : x.shape[0]].mT"
+)
+WORDS = tuple(
+    f"cutlass_encode_and_reorder_int4b/i4/-/n={n},k={k}/family=codes/seed={seed}"
+    for n, k in ((16, 256), (64, 256), (48, 512), (128, 1024))
+    for seed in (1, 2)
+)
+
 BINDINGS = (
+    _operator(
+        "persistent_masked_m_silu_mul_quant",
+        "(x, masked_m, q, scale, False)",
+        "(input, counts, y_q, y_s, use_ue8m0)",
+        shapes={"scale": "(*x.shape[:2], x.shape[2] // 256)"},
+    ),
+    _operator(
+        "per_token_group_fp8_quant_packed",
+        "(x, q, scale, group_size, eps, -448.0, 448.0)",
+        "(input, output_q, output_s_packed, group_size, eps, fp8_min, fp8_max)",
+        contract="per_token_group_quant_fp8_packed",
+        loads=STABLE,
+        takes={"x": HALVES},
+        shapes={"scale": LANES},
+        numerics="vllm_group_ue8m0",
+    ),
+    _operator("silu_and_mul", "(out, x)", "(result, input)", takes={"limit": None, "round_silu": True, "x": HALVES}),
+    _operator(
+        "cutlass_moe_mm",
+        "(out, a, b.mT(), scales_a, scales_b, wide(expert_offsets), exchanged(problem_sizes, a), "
+        "torch.full_like(expert_offsets, a.shape[1]), torch.full_like(expert_offsets, a.shape[1]), "
+        "torch.full_like(expert_offsets, b.shape[1]), scales_a.numel() == a.shape[0], scales_b.shape[1] > 1)",
+        "(out_tensors, a_tensors, b_tensors, a_scales, b_scales, expert_offsets, problem_sizes, a_strides, b_strides, "
+        "c_strides, per_act_token, per_out_ch)",
+        loads=STABLE,
+        takes={
+            "a": E4M3,
+            "b": E4M3,
+            "out_dtype": HALVES,
+            "expert_offsets": torch.int32,
+            "problem_sizes": torch.int32,
+        },
+        functions={"exchanged": (exchanged, exchanged), "wide": (Tensor.long, Tensor.int)},
+        ignores=("a_strides", "b_strides", "c_strides"),
+        domain="n % 8 == 0, k % 16 == 0",
+    ),
+    _operator(
+        "cutlass_encode_and_reorder_int4b",
+        "(b)",
+        "(B)",
+        loads=STABLE,
+        where="b.shape[0] % 32 == 0",  # K in multiples of 256: of others it writes out of bounds
+        cases=WORDS,
+    ),
+    _operator(
+        "concat_and_cache_mla",
+        "(kv_c, k_pe, kv_cache, slot_mapping, 'fp8_ds_mla', torch.ones(1, device=kv_c.device))",
+        "(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale)",
+        contract="concat_and_cache_ds_mla",
+        library=CACHES,
+        takes=SLOTS | {"ue8m0": False},
+        ignores=("scale",),
+    ),
+    _operator(
+        "gather_and_maybe_dequant_cache",
+        "(src_cache, dst, block_table, cu_seq_lens, torch.searchsorted(cu_seq_lens, torch.arange(dst.shape[0], "
+        "device=dst.device), right=True).sub(1).clamp(max=len(cu_seq_lens) - 2).to(torch.int32), "
+        "cu_seq_lens[-1].item(), 'fp8', scale, seq_starts)",
+        "(src_cache, dst, block_table, cu_seq_lens, token_to_seq, num_tokens, kv_cache_dtype, scale, seq_starts)",
+        library=CACHES,
+        where="dst.shape[1] in (320, 576)",
+        ignores=("token_to_seq", "num_tokens"),
+    ),
+    _operator(
+        "convert_fp8",
+        "(out, src, scale, 'fp8')",
+        "(dst_cache, src_cache, scale, kv_cache_dtype)",
+        library=CACHES,
+    ),
     _operator(
         "cutlass_scaled_mm",
         "(out, a, b.t(), a_scale, b_scale, bias)",

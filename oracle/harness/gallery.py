@@ -44,6 +44,7 @@ from oracle.routines.base import Contract
 from oracle.verdict.compare import Status
 
 RERUN, EXACT, UNTOUCHED = "rerun determinism", "the exact values", "what the memory held"
+IN_TORCH = ("modelopt", "torch", "torchao", "transformer_engine")  # whose routines are, in part, operations of torch
 COMPILING = 300.0  # seconds of a first call, where a project may compile
 KEPT = 3  # calls of one scheme that nothing identifies
 LARGEST = 1 << 18  # bytes of the inputs of such a call
@@ -149,14 +150,15 @@ def of_bindings() -> list[Project]:
     """The projects whose routines have bindings, by name; a row of a run says which are not installed here."""
     projects: dict[str, Project] = {}
     for one in bindings():
-        name = one.package
+        name = one.project or one.package
         distribution = one.release.partition(" ")[0]
-        project = projects.setdefault(name, Project(name, (distribution,), f"its bindings are of {one.release}", ()))
-        kernel = Kernel(one.contract, one.target, name=one.target.rpartition(":")[2].rpartition(".")[2])
-        devices = ("cpu", "cuda") if name == "torch" else ("cuda",)
-        projects[name] = replace(
-            project, kernels=(*project.kernels, kernel), devices=devices, compiles=0.0 if name == "torch" else COMPILING
+        here = dict(devices=("cpu", "cuda"), compiles=0.0) if name in IN_TORCH else dict(compiles=COMPILING)
+        project = projects.setdefault(
+            name, Project(name, (distribution,), f"its bindings are of {one.release}", (), **here)
         )
+        routine = one.target.rpartition(":")[2].rpartition(".")[2]
+        kernel = Kernel(one.contract, one.target, name=routine, case=one.cases, exempt=one.exempt)
+        projects[name] = replace(project, kernels=(*project.kernels, kernel))
     return [projects[name] for name in sorted(projects)]
 
 

@@ -13,17 +13,22 @@ from torch import Tensor
 from oracle.bindings.binding import Binding, UnboundError, bind
 from oracle.bindings.known import bindings
 from oracle.errors import OptionError, OracleError
-from oracle.routines import Call, drawn, profiles
+from oracle.routines import Call, cases, drawn, profiles
 from oracle.verdict.sets import bits_of
 
 MOST = 4  # calls of a binding
 
 
 def calls(binding: Binding, most: int = MOST) -> list[Call]:
-    """Published calls of the contract that the binding takes, or drawn ones where it takes none of those."""
+    """Calls that the binding names, published calls of the contract that it takes, or drawn ones where it takes none of
+    those."""
     taken: list[Call] = []
-    for cases in (lambda: profiles.cases(binding.contract, "quick"), lambda: drawn.default_cases(binding.contract, 0)):
-        for case in sorted(cases(), key=lambda case: (len(str(case)), str(case))):
+    for listed in (
+        lambda: map(cases.parse, binding.cases),
+        lambda: profiles.cases(binding.contract, "quick"),
+        lambda: drawn.default_cases(binding.contract, 0),
+    ):
+        for case in sorted(listed(), key=lambda case: (len(str(case)), str(case))):
             call = Call(binding.routine, case.inputs(), case.call_options()).checked()
             if binding.dense and ":pitch" in str(case):
                 continue
@@ -141,7 +146,7 @@ class TestPatterns:
     @pytest.mark.parametrize("contract", ["fp8_gemm_nn", "fp8_gemm_tt", "bmm_fp8"])
     def test_memory_in_the_order_of_the_library(self, contract: str) -> None:
         """Operands whose rows lie without gaps are called and read with the same numbers, K without gaps."""
-        (binding,) = (one for one in bindings() if one.contract == contract)
+        binding = next(one for one in bindings() if one.contract == contract)
         (call,) = calls(binding, 1)
         name = {"fp8_gemm_nn": "b", "fp8_gemm_tt": "a", "bmm_fp8": "B"}[contract]
         inputs = call.inputs | {name: call.inputs[name].contiguous()}
@@ -154,7 +159,7 @@ class TestPatterns:
 
     def test_in_place(self) -> None:
         """The caller's cache stays as it was; what the kernel wrote is the output."""
-        (binding,) = (one for one in bindings() if one.contract == "concat_and_cache_mla")
+        binding = next(one for one in bindings() if one.contract == "concat_and_cache_mla")
         (call,) = calls(binding, 1)
         before = call.inputs["kv_cache"].clone()
 
