@@ -115,8 +115,8 @@ def _library(root: str, release: str, project: str) -> Iterator[Binding]:
         (*2 * ("get_mn_major_tma_aligned_packed_ue8m0_tensor",), "c <= 1210"),
     ):
         layouts = f"{root}.utils.layout"
-        more = {"dense": ("scale",), "domain": domain, "release": release, "project": project}
-        yield bind(f"{layouts}:{name}", contract, "(scale)", "(sf)", **more)
+        shared = {"release": release, "project": project}
+        yield bind(f"{layouts}:{name}", contract, "(scale)", "(sf)", dense=("scale",), domain=domain, **shared)
 
 
 MATH, LAYOUT = "deep_gemm.utils.math", "deep_gemm.utils.layout"
