@@ -321,6 +321,12 @@ class Binding:
         """The top module of the library."""
         return (*self.loads, self.target.partition(":")[0])[0].partition(".")[0]
 
+    @property
+    def shown(self) -> str:
+        """``PROJECT.ROUTINE``, as pages and subjects name it."""
+        routine = self.target.rpartition(":")[2].rpartition(".")[2]
+        return f"{self.project or self.package}.{routine}"
+
     def load(self) -> None:
         """Import what registers the operator, as far as it is needed.
 

@@ -13,25 +13,6 @@ PARAMETERS = "(self, mat2, scale_a, scale_b, bias=None, scale_result=None, out_d
 OF = "torch.nn.functional.ScalingType"
 
 BINDINGS = (
-    *(
-        bind(
-            "torch.nn.functional:scaled_mm",
-            "fp8_gemm_nt",
-            f"(a, b.t(), lanes(a_scale), {OF}.BlockWise1x128, lanes(b_scale.t()), {OF}.BlockWise128x128, "
-            "output_dtype=out_dtype)",
-            "(mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a=None, swizzle_b=None, "
-            "bias=None, output_dtype=torch.bfloat16, contraction_dim=(), use_fast_accum=False)",
-            takes={"a": E4M3, "b": E4M3, "c": None, "out_dtype": BF16},
-            where="a.shape[0] % 4 == 0",
-            arches=("sm90",),
-            functions=LANES,
-            domain="n % 128 == 0, k % 128 == 0",
-            dense=("*",),
-            release="torch 2.13",
-        )
-        for known in [torch.nn.functional]
-        if hasattr(known, "scaled_mm")  # since torch 2.10
-    ),
     bind(
         "torch:_scaled_mm",
         "torch_per_tensor_w8a8_scaled_mm",
@@ -64,5 +45,24 @@ BINDINGS = (
         domain="k % 16 == 0, n % 16 == 0",
         dense=("*",),
         release="torch 2.9",
+    ),
+    *(
+        bind(
+            "torch.nn.functional:scaled_mm",
+            "fp8_gemm_nt",
+            f"(a, b.t(), lanes(a_scale), {OF}.BlockWise1x128, lanes(b_scale.t()), {OF}.BlockWise128x128, "
+            "output_dtype=out_dtype)",
+            "(mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a=None, swizzle_b=None, "
+            "bias=None, output_dtype=torch.bfloat16, contraction_dim=(), use_fast_accum=False)",
+            takes={"a": E4M3, "b": E4M3, "c": None, "out_dtype": BF16},
+            where="a.shape[0] % 4 == 0",
+            arches=("sm90",),
+            functions=LANES,
+            domain="n % 128 == 0, k % 128 == 0",
+            dense=("*",),
+            release="torch 2.13",
+        )
+        for known in [torch.nn.functional]
+        if hasattr(known, "scaled_mm")  # since torch 2.10
     ),
 )

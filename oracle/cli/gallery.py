@@ -18,9 +18,8 @@ from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.harness import gallery, provenance
 from oracle.harness.validation import PROFILES
-from oracle.report.gallery import Run, beside, page, read, stored
+from oracle.report.gallery import Run, beside, page, read, stored, verdicts_beside
 
-FOLDER = Path("tests/hardware/gallery")
 STORED = Path("fixtures/gallery/gallery.json")
 ROWS, PAGE = "gallery.json", "gallery.md"
 STYLES = {"CONFORMS": "green", "FAILED": "bold red", "CRASHED": "bold red", "UNTESTED": "yellow", "UNSUPPORTED": "dim"}
@@ -32,9 +31,10 @@ def add(commands: Commands) -> None:
         "gallery",
         lambda arguments: 2,
         "kernels of other projects, each judged under its contract",
-        "A gallery is a folder with a file for each project. `run` validates its kernels and leaves a record, a "
-        "report of each kernel and a page; `page` writes the page of a record, `compare` what changed between two, "
-        "`store` puts one into another.",
+        "The kernels are the routines that have bindings (`fp8-oracle list bindings`), of whatever is installed. `run` "
+        "validates them and leaves a record, a report of each kernel and a page; `page` writes the page of a record, "
+        "`compare` what changed between two, `beside` whether the verdicts of one are those of another, `store` puts "
+        "one into another.",
     )
     verbs = command.add_subparsers(dest="verb", required=True, metavar="VERB")
     listed = add_command(verbs, "list", _list, "the projects and kernels of a gallery")
@@ -81,31 +81,30 @@ def add(commands: Commands) -> None:
     storing.add_argument("new", type=Path, metavar="NEW", help=f"{ROWS} of a run")
     text = f"the record that is kept (default: {STORED} of a checkout)"
     storing.add_argument("--into", type=Path, metavar=ROWS, default=STORED, help=text)
+    again = add_command(
+        verbs,
+        "beside",
+        _beside,
+        "whether the verdicts of a run are those of the record that is kept",
+        "Kernels of one project under one contract are compared, whatever their names. Exit 1 where a kernel has a "
+        "verdict that none of the record has.",
+    )
+    again.add_argument("new", type=Path, metavar="NEW", help=f"{ROWS} of a run")
+    text = f"the record that is kept (default: {STORED} of a checkout)"
+    again.add_argument("--of", type=Path, metavar=ROWS, default=STORED, help=text)
     moved = add_command(verbs, "compare", _compare, "what changed between two records", "Exit 1 when a kernel broke.")
     moved.add_argument("old", type=Path, metavar="OLD")
     moved.add_argument("new", type=Path, metavar="NEW")
 
 
 def _folder(command: argparse.ArgumentParser) -> None:
-    text = f"the gallery (default: {FOLDER} of a checkout; where that is none, the routines that have bindings)"
+    text = "a gallery of yours, with a file for each project (default: the routines that have bindings)"
     command.add_argument("--folder", type=Path, metavar="DIR", help=text)
-    text = "the routines that have bindings (`fp8-oracle list bindings`), of whatever is installed"
-    command.add_argument("--bindings", action="store_true", help=text)
-
-
-def _place(arguments: argparse.Namespace) -> Path | None:
-    """The folder of the gallery; None for the bindings."""
-    if arguments.bindings and arguments.folder is not None:
-        raise OptionError("--bindings and --folder are two galleries; give one")
-    if arguments.bindings:
-        return None
-    folder: Path = arguments.folder or FOLDER
-    return None if arguments.folder is None and not folder.is_dir() else folder
 
 
 def _list(arguments: argparse.Namespace) -> int:
     table = Table("project", "kernel", "contract", "installed", "carried")
-    for project in gallery.projects_of(_place(arguments)):
+    for project in gallery.projects_of(arguments.folder):
         here = ", ".join(f"{name} {result}" for name, result in project.versions().items())
         for kernel in project.kernels:
             table.add_row(*map(Text, (project.name, kernel.named, kernel.contract, here or "no", project.carried)))
@@ -121,8 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise OptionError(f"{name} {value:g} is no number of seconds; give a positive one")
     if record.exists() and not arguments.resume:
         raise OptionError(f"{record} exists; give --resume to add to it, or another --out")
-    folder = _place(arguments)
-    projects = gallery.projects_of(folder)
+    projects = gallery.projects_of(arguments.folder)
     rows = {row.key: row for row in read(record).rows} if record.exists() else {}
     before = {row.key: row.seconds for row in read(arguments.like).rows} if arguments.like is not None else {}
     wanted = [gallery.key_of(*pair) for pair in gallery.chosen(projects, arguments.only)]
@@ -136,7 +134,9 @@ def _run(arguments: argparse.Namespace) -> int:
     def found() -> Run:
         return Run(machine, tuple(sorted(rows.values(), key=lambda row: places.get(row.key, len(places)))))
 
-    asked = gallery.Asked(folder, arguments.device, arguments.profile, arguments.seed, arguments.limit, out / "calls")
+    asked = gallery.Asked(
+        arguments.folder, arguments.device, arguments.profile, arguments.seed, arguments.limit, out / "calls"
+    )
     left = math.inf if arguments.seconds is None else arguments.seconds - (time.monotonic() - begun)
     try:
         with (
@@ -193,6 +193,12 @@ def _store(arguments: argparse.Namespace) -> int:
     there = sum(1 for row in remaining.rows if not row.recorded)
     say(f"{len(remaining.rows)} rows in {arguments.into}, {there} recorded as {arguments.new}")
     return 0
+
+
+def _beside(arguments: argparse.Namespace) -> int:
+    lines, moved = verdicts_beside(read(arguments.new).rows, read(arguments.of).rows)
+    say("\n".join(lines))
+    return int(moved > 0)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -210,7 +210,7 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         Step(
             "gallery",
             (
-                *("gallery", "run", "--bindings", "--out", gallery, "--device", "cuda", "--jobs", str(jobs)),
+                *("gallery", "run", "--out", gallery, "--device", "cuda", "--jobs", str(jobs)),
                 *("--seconds", REST, "--resume"),
             ),
             GALLERY,

@@ -1,10 +1,10 @@
 """A gallery: kernels of other projects, each with the contract that it is judged under, and what a run found of them.
 
-A folder is a gallery; every file ``NAME.py`` of it that does not begin with ``_`` describes one project with
-``PROJECT = Project(...)``; without a folder the projects are those whose routines have bindings
-(:mod:`oracle.bindings`). Nothing of a project is copied: a :class:`Kernel` names its callable, and an adapter beside
-it brings the operands into the layout that the callable wants and refuses, with ``NotImplementedError``, what the
-project does not document. A run is a validation of each kernel (:func:`oracle.validate`).
+The projects are those whose routines have bindings (:mod:`oracle.bindings`). A folder is a gallery too: every file
+``NAME.py`` of it that does not begin with ``_`` describes one project with ``PROJECT = Project(...)``; a
+:class:`Kernel` names its callable, and an adapter beside it brings the operands into the layout that the callable wants
+and refuses, with ``NotImplementedError``, what the project does not document. A run is a validation of each kernel
+(:func:`oracle.validate`).
 """
 
 from __future__ import annotations
@@ -150,13 +150,12 @@ def of_bindings() -> list[Project]:
     """The projects whose routines have bindings, by name; a row of a run says which are not installed here."""
     projects: dict[str, Project] = {}
     for one in bindings():
-        name = one.project or one.package
+        name, _, routine = one.shown.partition(".")
         distribution = one.release.partition(" ")[0]
         here = dict(devices=("cpu", "cuda"), compiles=0.0) if name in IN_TORCH else dict(compiles=COMPILING)
         project = projects.setdefault(
             name, Project(name, (distribution,), f"its bindings are of {one.release}", (), **here)
         )
-        routine = one.target.rpartition(":")[2].rpartition(".")[2]
         kernel = Kernel(one.contract, one.target, name=routine, case=one.cases, exempt=one.exempt)
         projects[name] = replace(project, kernels=(*project.kernels, kernel))
     return [projects[name] for name in sorted(projects)]

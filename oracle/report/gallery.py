@@ -202,6 +202,25 @@ def _identity(row: Row) -> str:
     return f"{row.identified} of {counted(row.judged, 'output')} {have} the bits of {code(name)}{others}."
 
 
+def verdicts_beside(rows: Iterable[Row], kept: Iterable[Row]) -> tuple[list[str], int]:
+    """A line for each of the ``rows``, and how many have a verdict that no kept row of its project and contract has: a
+    routine may have several names, and a name several routines."""
+    pages: dict[tuple[str, str], list[Row]] = {}
+    for row in kept:
+        pages.setdefault((row.project, row.contract), []).append(row)
+    lines, count = [], Counter[str]()
+    for row in rows:
+        known = sorted({one.verdict for one in pages.get((row.project, row.contract), [])})
+        word = "not on the page" if not known else "same" if row.verdict in known else "MOVED"
+        word = "not run" if row.verdict == "UNSUPPORTED" else word
+        why = "" if row.verdict == "CONFORMS" else row.why[:WHY]
+        count[word] += 1
+        lines.append(f"{word:<16} {row.verdict:<11} page {','.join(known) or '-':<11} {row.key} {why}".rstrip())
+    others = count["not run"] + count["not on the page"]
+    lines.append(f"{count['same']} verdicts as on the page, {count['MOVED']} others, {others} not compared")
+    return lines, count["MOVED"]
+
+
 def beside(old: Run, new: Run) -> Iterator[str]:
     """What changed from one run to another: lines, what broke first; nothing where nothing changed.
 

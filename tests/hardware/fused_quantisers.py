@@ -2,28 +2,51 @@
 
     python tests/hardware/fused_quantisers.py --out DIR
 
-Their numbers are judged by ``fp8-oracle verify --provider hardware.fused_libraries:subjects``, ours by
-``--provider kernels.subjects:subjects --subject triton``. The environment names compiled operators as there.
+A library's call is that of its binding, laid out before it is timed; its numbers are judged by ``fp8-oracle gallery
+run``, ours by ``fp8-oracle verify --provider kernels.subjects:subjects --subject triton``.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from hardware.fused_libraries import flashinfer, load, vllm
 from hardware.timings import device_microseconds, host_microseconds, replay_of
 from torch import Tensor
 
 from kernels import fused
 from kernels.backends import triton_fused as own
+from oracle.harness.bound import call_of
+from oracle.routines import get
 
 ROWS, COLUMNS = 4096, 7168
+Inputs, Options = Mapping[str, Tensor], Mapping[str, object]
+
+
+def vllm(contract: str, inputs: Inputs, options: Options) -> Callable[[], object]:
+    return _ready(f"torch:ops._C.{contract}", contract, inputs, options)
+
+
+def flashinfer(contract: str, inputs: Inputs, options: Options) -> Callable[[], object]:
+    return _ready(f"flashinfer.norm:{contract}", contract, inputs, options)
+
+
+def _ready(target: str, contract: str, inputs: Inputs, options: Options) -> Callable[[], object]:
+    """The call of a library with what its contract has of these; where it is not here, one that says so."""
+    spec = get(contract)
+    own_inputs = {name: x for name, x in inputs.items() if name in {one.name for one in spec.inputs}}
+    own_options = {name: x for name, x in options.items() if name in {one.name for one in spec.options}}
+    try:
+        return call_of(target, contract, own_inputs, own_options)
+    except ImportError as error:
+        print(f"{target}: {error}", flush=True)
+        return functools.partial(print, target)
 
 
 def measure(out: Path) -> int:
@@ -37,60 +60,60 @@ def measure(out: Path) -> int:
     block = {"group_size": 128, "is_scale_transposed": False, "epsilon": 1e-6, "in_place": True}
     static = {"x": x, "weight": weight, "scale": scale}
     summed = {**static, "residual": residual}
-    have = {name for name in ("vllm", "flashinfer") if _present(name)}
     table: dict[str, tuple[int, dict[str, Callable[[], object]]]] = {
         "silu_and_mul_per_block_quant": (
             5 * codes + codes // 32,
             {
                 "ours": lambda: fused.silu_and_mul_per_block_quant(wide),
-                "vllm": lambda: vllm("silu_and_mul_per_block_quant", {"x": wide}, block),
+                "vllm": vllm("silu_and_mul_per_block_quant", {"x": wide}, block),
             },
         ),
         "silu_and_mul_quant": (
             5 * codes,
             {
                 "ours": lambda: fused.silu_and_mul_quant(wide, scale),
-                "vllm": lambda: vllm("silu_and_mul_quant", {"x": wide, "scale": scale}, {}),
+                "vllm": vllm("silu_and_mul_quant", {"x": wide, "scale": scale}, {}),
             },
         ),
         "rms_norm_per_block_quant": (
             3 * codes + codes // 32,
             {
                 "ours": lambda: fused.rms_norm_per_block_quant(x, weight),
-                "vllm": lambda: vllm("rms_norm_per_block_quant", {"x": x, "weight": weight}, block),
+                "vllm": vllm("rms_norm_per_block_quant", {"x": x, "weight": weight}, block),
             },
         ),
         "rms_norm_per_block_quant + residual": (
             7 * codes + codes // 32,
             {
                 "ours": lambda: fused.rms_norm_per_block_quant(x, weight, residual=residual),
-                "vllm": lambda: vllm("rms_norm_per_block_quant", summed, block),
+                "vllm": vllm("rms_norm_per_block_quant", summed, block),
             },
         ),
         "fused_add_rms_norm_static_fp8_quant": (
             7 * codes,
             {
                 "ours": lambda: fused.fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale),
-                "vllm": lambda: vllm("fused_add_rms_norm_static_fp8_quant", summed, block),
-                "flashinfer": lambda: flashinfer("fused_add_rmsnorm_quant", summed, block),
+                "vllm": vllm("fused_add_rms_norm_static_fp8_quant", summed, block),
+                "flashinfer": flashinfer("fused_add_rmsnorm_quant", summed, block),
             },
         ),
         "rms_norm_static_fp8_quant": (
             3 * codes,
             {
                 "ours": lambda: fused.rms_norm_static_fp8_quant(x, weight, scale),
-                "vllm": lambda: vllm("rms_norm_static_fp8_quant", static, block),
-                "flashinfer": lambda: flashinfer("rmsnorm_quant", static, block),
+                "vllm": vllm("rms_norm_static_fp8_quant", static, block),
+                "flashinfer": flashinfer("rmsnorm_quant", static, block),
             },
         ),
         "rms_norm_dynamic_per_token_quant": (
             3 * codes,
             {
                 "ours": lambda: fused.rms_norm_dynamic_per_token_quant(x, weight),
-                "vllm": lambda: vllm("rms_norm_dynamic_per_token_quant", {"x": x, "weight": weight}, block),
+                "vllm": vllm("rms_norm_dynamic_per_token_quant", {"x": x, "weight": weight}, block),
             },
         ),
     }
+    have = {name for name in ("vllm", "flashinfer") if _present(name)}
     measured = {}
     for name, (bytes_moved, calls) in table.items():
         source = torch.empty(bytes_moved // 2, dtype=torch.uint8, device="cuda")
@@ -118,16 +141,16 @@ def _host(have: set[str]) -> dict[str, dict[str, float]]:
     calls: dict[str, dict[str, Callable[[], object]]] = {
         "silu_and_mul_per_block_quant": {
             "ours": lambda: fused.silu_and_mul_per_block_quant(wide),
-            "vllm": lambda: vllm("silu_and_mul_per_block_quant", {"x": wide}, block),
+            "vllm": vllm("silu_and_mul_per_block_quant", {"x": wide}, block),
         },
         "rms_norm_static_fp8_quant": {
             "ours": lambda: fused.rms_norm_static_fp8_quant(x, weight, scale),
-            "vllm": lambda: vllm("rms_norm_static_fp8_quant", static, block),
-            "flashinfer": lambda: flashinfer("rmsnorm_quant", static, block),
+            "vllm": vllm("rms_norm_static_fp8_quant", static, block),
+            "flashinfer": flashinfer("rmsnorm_quant", static, block),
         },
         "rms_norm_per_block_quant + residual": {
             "ours": lambda: fused.rms_norm_per_block_quant(x, weight, residual=residual),
-            "vllm": lambda: vllm("rms_norm_per_block_quant", summed, block),
+            "vllm": vllm("rms_norm_per_block_quant", summed, block),
         },
     }
     found = {}
@@ -161,7 +184,7 @@ def _swept(wide: Tensor, x: Tensor, residual: Tensor, weight: Tensor, scale: Ten
 
 def _present(name: str) -> bool:
     if name == "vllm":
-        return hasattr(torch.ops._C, "silu_and_mul_quant")
+        return hasattr(torch.ops._C, "silu_and_mul_quant")  # registered by the first call that was laid out
     try:
         import flashinfer.norm  # noqa: F401
     except ImportError:
@@ -174,7 +197,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    load()
     begun = time.perf_counter()
     status = measure(arguments.out)
     print(f"{time.perf_counter() - begun:.0f} s")

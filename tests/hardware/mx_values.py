@@ -5,7 +5,8 @@
 Each recipe is compared on five kinds of values: normal, of many sizes, random bits of bfloat16, a grid of ties, and
 small ones; ``--blocks`` of 32 of each (32768, which is 2^20 values). A line says how many codes and scales differ, and
 how many values lie outside what the recipe admits: where a library sums or divides in another order, its codes differ
-and are admitted. Exit 1 where a library is not what its recipe says. Libraries that are not installed are named.
+and are admitted. Exit 1 where a library is not what its recipe says. Libraries that are not installed are named;
+of TransformerEngine and DeepGEMM, which load compiled libraries, what ``pack.py`` leaves of their wheels will do.
 
 torchao 0.18.0, TransformerEngine 2.20 (its reference), DeepGEMM 2.6 (its casts in torch), Model-Optimizer 0.47
 and microxcaling 7bc4195 (a checkout on PYTHONPATH). Not covered: NaN and infinity, which these leave undefined.
@@ -15,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from hardware import alone
-from hardware.libraries import _module
 from torch import Tensor
 
 from oracle.bounds.quantiser import judge_recipe
@@ -45,6 +46,14 @@ class Witness:
     recipe: Recipe
     run: Callable[[Tensor, float], Quantised]
     known: str = ""
+
+
+def _module(name: str) -> Any:
+    """Raises NotImplementedError: it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotImplementedError(f"{name}: {error}") from error
 
 
 def values(blocks: int) -> Iterator[tuple[str, Tensor]]:
@@ -102,7 +111,7 @@ def _torchao() -> Iterator[Witness]:
 
 
 def _transformer_engine() -> Iterator[Witness]:
-    cast = alone.module("transformer_engine.pytorch.custom_recipes.reference_nvfp4").NVFP4QuantizerRef
+    cast = _module("transformer_engine.pytorch.custom_recipes.reference_nvfp4").NVFP4QuantizerRef
 
     def run(x: Tensor, amax: float, rows: int = 1, **more: object) -> Quantised:
         options = {"pow_2_scales": False, "eps": 0.0, **more}
@@ -124,7 +133,7 @@ def _transformer_engine() -> Iterator[Witness]:
 
 
 def _microxcaling() -> Iterator[Witness]:
-    cast = alone.module("mx.mx_ops")._quantize_mx
+    cast = _module("mx.mx_ops")._quantize_mx
     names = {
         "mxfp8_e4m3": "fp8_e4m3",
         "mxfp8_e5m2": "fp8_e5m2",
@@ -144,7 +153,7 @@ def _microxcaling() -> Iterator[Witness]:
 
 
 def _deep_gemm() -> Iterator[Witness]:
-    cast = alone.file("deep_gemm", "utils/math").per_token_cast_to_fp4
+    cast = _module("deep_gemm.utils.math").per_token_cast_to_fp4
     for row, powers in ((M.DEEPGEMM_FP4, False), (M.DEEPGEMM_FP4_UE8M0, True)):
 
         def run(x: Tensor, amax: float, powers: bool = powers) -> Quantised:

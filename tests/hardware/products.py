@@ -3,7 +3,8 @@
     python tests/hardware/products.py --out DIRECTORY [--tune] [--sglang FOLDER]
 
 Needs a GPU of sm90, DeepGEMM and FlashInfer. ``FOLDER`` holds ``tiles.json``, one of SGLang's files of tuned tiles (it
-has none for N = 4096 and K = 7168; that of N = 4608 is the nearest); its kernel is imported alone. ``--tune`` times
+has none for N = 4096 and K = 7168; that of N = 4608 is the nearest); its kernel is imported from what
+``pack.py`` left of the wheel. ``--tune`` times
 tiles instead, and says which :func:`tile_for` takes.
 
 The candidates of one number of rows are called in turns, each with a cold L2 cache, while the GPU is kept busy until
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402  # the paths above come first
-from hardware import alone, timings  # noqa: E402
+from hardware import timings  # noqa: E402
 from hardware.notes import Notes  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -95,7 +96,7 @@ def microseconds(calls: dict[str, Call]) -> dict[str, float]:
 
 def sglang(tiles: dict[int, Any] | None) -> Callable[..., object]:
     """SGLang's product with these tuned tiles; None: its default tile."""
-    module = alone.module("sglang.kernels.ops.gemm.fp8_kernel")
+    module = importlib.import_module("sglang.kernels.ops.gemm.fp8_kernel")
 
     def call(*operands: object) -> object:
         vars(module)["get_w8a8_block_fp8_configs"] = lambda *_: tiles

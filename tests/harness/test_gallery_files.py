@@ -1,29 +1,27 @@
-"""The files of the gallery, without its libraries: wrong adapters are named, archives hold what is needed, scripts."""
+"""The gallery of the bindings, without its libraries: projects, archives that hold what is needed, scripts."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import json
 import re
 import runpy
+import subprocess
 import sys
 import tarfile
-import types
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-import oracle
 from oracle.bindings.binding import Binding
 from oracle.bindings.known import bindings, find
-from oracle.errors import FixtureError
-from oracle.harness import finding_scripts, gallery
+from oracle.errors import FixtureError, OptionError
+from oracle.harness import bound, finding_scripts, gallery, subjects
 from oracle.harness.finding_scripts import About, about
-from oracle.report.gallery import Row
+from oracle.report.gallery import Row, Run
 from oracle.routines import cases
 from tests.support import watched_kernels
 from tests.support.commandline import Cli
@@ -45,80 +43,6 @@ LIBRARIES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)  # loading puts tests/ on the path, for `hardware.NAME`
-def broken() -> dict[str, gallery.Kernel]:
-    return {kernel.named: kernel for p in gallery.load(HARDWARE / "gallery_broken") for kernel in p.kernels}
-
-
-def judged(kernel: gallery.Kernel, calls: int = 1) -> list[oracle.Verdict]:
-    """Verdicts of calls with the same operands, the adapter as the worker calls it."""
-    module, _, name = kernel.call.partition(":")
-    called = getattr(importlib.import_module(module), name)
-    case = cases.parse(kernel.case[0])
-    assert kernel.adapter is not None
-    outputs = [kernel.adapter(called, case.inputs(), case.call_options()) for _ in range(calls)]
-    return [oracle.judge(kernel.contract, case.inputs(), out, arch="cpu", **case.call_options()) for out in outputs]
-
-
-@pytest.mark.turns(4)
-class TestBrokenAdapters:
-    @pytest.mark.parametrize(
-        ("name", "fault"),
-        [("neighbouring scale", "A scale of the previous K block"), ("K tail", "last K block dropped")],
-    )
-    def test_named(self, broken: dict[str, gallery.Kernel], name: str, fault: str) -> None:
-        (verdict,) = judged(broken[name])
-        assert verdict.status.is_failure and fault in verdict.explained_by
-
-    def test_stale_workspace(self, broken: dict[str, gallery.Kernel]) -> None:
-        """Right at first, wrong again and again; `gallery run` says it of the rerun."""
-        first, second = judged(broken["stale workspace"], calls=2)
-        assert not first.status.is_failure and second.status.is_failure
-
-    def test_what_is_wrapped_is_right(self, broken: dict[str, gallery.Kernel]) -> None:
-        from hardware.gallery import _products, lmdeploy, sglang  # type: ignore[import-not-found]
-
-        right = {"neighbouring scale": sglang.plain, "K tail": lmdeploy.gluon, "stale workspace": _products.block_pairs}
-        for name, adapter in right.items():
-            kernel = broken[name]
-            whole = gallery.Kernel(kernel.contract, kernel.call, adapter, case=kernel.case)
-            assert not judged(whole)[0].status.is_failure, name
-
-
-class TestAlone:
-    """A package whose ``__init__`` would fail, and a part of it that is not there."""
-
-    @pytest.fixture
-    def package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-        alone = importlib.import_module("hardware.alone")
-        inner = tmp_path / "heavy" / "deep"
-        inner.mkdir(parents=True)
-        (tmp_path / "heavy" / "__init__.py").write_text("raise ImportError('an engine')")
-        (inner / "__init__.py").write_text("raise ImportError('an engine')")
-        (inner / "kernel.py").write_text("from heavy.engine import setting\n\ndef call():\n    return setting()\n")
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setattr(alone, "BARE", alone.BARE | {"heavy"})
-        monkeypatch.setattr(alone, "OPENED", set())
-        monkeypatch.setattr(alone, "STUBS", {"heavy.engine": {"setting": lambda: 7}})
-        monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-        yield alone
-        for name in [name for name in sys.modules if name.partition(".")[0] == "heavy"]:
-            del sys.modules[name]
-
-    def test_called_by_its_path(self, package: types.ModuleType) -> None:
-        assert package.heavy.deep.kernel.call() == 7
-
-    def test_others_are_imported_whole(self, package: types.ModuleType) -> None:
-        with pytest.raises(ImportError, match="an engine"):
-            importlib.import_module("heavy.deep.kernel")
-
-    def test_what_is_not_there(self, package: types.ModuleType) -> None:
-        with pytest.raises(NotImplementedError, match=r"heavy\.deep\.other"):
-            package.module("heavy.deep.other")
-        with pytest.raises(NotImplementedError, match="no package lmdeploy"):
-            package.module("lmdeploy.nothing")
-
-
 class TestOfBindings:
     """The gallery of the bindings, for whatever is installed."""
 
@@ -130,18 +54,47 @@ class TestOfBindings:
         assert gallery.key_of(found["torch"], found["torch"].kernels[0]).startswith("torch._scaled_mm/torch_per_tensor")
 
     def test_outside_of_a_checkout(self, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a folder these are the gallery; two galleries at once are refused."""
+        """No folder is needed."""
         monkeypatch.chdir(tmp_path)
         assert "fp8_m_grouped_gemm_nt_masked" in cli("gallery", "list").out
-        assert "give one" in cli("gallery", "list", "--bindings", "--folder", ".").err
 
-    def test_beside_the_stored_page(self) -> None:
-        """The same verdict, another one, and a kernel that the page lacks."""
-        beside = importlib.import_module("hardware.gallery_by_bindings").beside
-        page = (Row("p", "f", "c", "CONFORMS"), Row("p", "g", "d", "CONFORMS"))
-        new = (Row("p", "x", "c", "CONFORMS"), Row("p", "g", "d", "FAILED", why="wrong"), Row("p", "h", "e", "FAILED"))
-        lines, moved = beside(new, page)
-        assert [line.split()[0] for line in lines] == ["same", "MOVED", "not", "1"] and moved == 1
+    def test_beside_the_record_that_is_kept(self, tmp_path: Path, cli: Cli) -> None:
+        """The same verdict, another one, and a kernel that the record lacks."""
+        Run({}, (Row("p", "f", "c", "CONFORMS"), Row("p", "g", "d", "CONFORMS"))).write(tmp_path / "kept.json")
+        moved = Row("p", "g", "d", "FAILED", why="wrong")
+        rows = (Row("p", "x", "c", "CONFORMS"), moved, Row("p", "h", "e", "FAILED"), Row("p", "i", "c", "UNSUPPORTED"))
+        Run({}, rows).write(tmp_path / "new.json")
+        done = cli("gallery", "beside", str(tmp_path / "new.json"), "--of", str(tmp_path / "kept.json"))
+        assert done.status == 1 and [line.split()[0] for line in done.out.splitlines()][:4] == [
+            "same",
+            "MOVED",
+            "not",
+            "not",
+        ]
+        assert "1 verdicts as on the page, 1 others, 2 not compared" in done.out
+        assert cli("gallery", "beside", str(tmp_path / "kept.json"), "--of", str(tmp_path / "kept.json")).status == 0
+
+
+class TestBound:
+    """Bindings as subjects of ``verify``."""
+
+    def test_subjects(self, cli: Cli) -> None:
+        found = subjects.provider("oracle.harness.bound:subjects").subjects
+        assert len(found) == len(bindings()) and len({(one.name, one.contract) for one in found}) == len(found)
+        assert all(isinstance(one, bound.Bound) for one in found)
+        reasons = {one.name: one.why_not() for one in found if one.name.startswith(("torch.", "lmdeploy."))}
+        assert reasons["torch._scaled_mm"] is None and "lmdeploy" in (reasons["lmdeploy.quant_fp8"] or "")
+        case = "torch_per_tensor_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=16,n=128,k=256/family=randn/seed=1"
+        words = ("--provider", "oracle.harness.bound:subjects", "--subject", "torch._scaled_mm", "--fixtures", "none")
+        assert "1 passed" in cli("verify", "--case", case, *words).out
+
+    def test_a_call_that_is_laid_out(self) -> None:
+        """It writes into the same memory each time; a routine without a binding is refused."""
+        inputs = {"x": torch.randn(4, 32), "scale": torch.ones(1)}
+        with pytest.raises(OptionError, match="no binding under scaled_fp8_quant"):
+            bound.call_of("torch:_scaled_mm", "scaled_fp8_quant", inputs, {})
+        with pytest.raises(ImportError):
+            bound.call_of("torch:ops._C.static_scaled_fp8_quant", "scaled_fp8_quant", inputs, {})
 
 
 class TestPack:
@@ -163,7 +116,8 @@ class TestPack:
         return tmp_path
 
     def test_packed(self, wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        pack = importlib.import_module("hardware.pack")
+        from hardware import pack
+
         out = wheels / "out.tar.xz"
         assert pack.main([str(wheels), str(out)]) == 0 and "64 at most" in capsys.readouterr().out
         with tarfile.open(out) as archive:
@@ -176,8 +130,33 @@ class TestPack:
         assert not {"other/a.bin", "other/cake_1.py", "vllm-1.0.dist-info/RECORD"} & names
         assert pack.main([str(wheels), str(out), "--limit", "0"]) == 1
 
+    def test_a_package_without_its_engine(self, tmp_path: Path) -> None:
+        """Its kernels import, what they read of the engine is there, and every file that is put beside is Python."""
+        from hardware import pack
+
+        for files in pack.BESIDE.values():
+            for name, text in files.items():
+                compile(text, name, "exec")
+        with zipfile.ZipFile(tmp_path / "lmdeploy-1.0-py3-none-any.whl", "w") as made:
+            made.writestr("lmdeploy/__init__.py", "raise ImportError('an engine')")
+            made.writestr("lmdeploy/utils.py", "raise ImportError('an engine')")
+            made.writestr("lmdeploy/pytorch/kernels/__init__.py", "raise ImportError('an engine')")
+            made.writestr(
+                "lmdeploy/pytorch/kernels/one.py",
+                "from lmdeploy.utils import get_logger\n\nNO = get_logger('x').info(1)\n",
+            )
+        assert pack.main([str(tmp_path), str(tmp_path / "out.tar.xz")]) == 0
+        with tarfile.open(tmp_path / "out.tar.xz") as archive:
+            archive.extractall(tmp_path, filter="data")
+        code = "import lmdeploy.pytorch.kernels.one as one; print(one.NO)"
+        ran = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path / pack.TOP, capture_output=True, text=True, check=False
+        )
+        assert ran.stdout == "False\n", ran.stderr
+
     def test_refused(self, wheels: Path) -> None:
-        pack = importlib.import_module("hardware.pack")
+        from hardware import pack
+
         with pytest.raises(FileNotFoundError, match="absent"):
             pack.pack(wheels, wheels / "out.tar.xz", ["absent"])
 

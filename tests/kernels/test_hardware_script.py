@@ -3,17 +3,12 @@
 import itertools
 import json
 import statistics
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from hardware import libraries, measure, probes, timings
+from hardware import measure, probes, timings
 from hardware.notes import Notes
-
-import oracle
-from oracle.harness import subjects
-from oracle.routines import cases, registered
 
 
 def test_a_failure_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -65,56 +60,3 @@ def test_quotients_follow_the_significand() -> None:
     assert probes.follows_significand(table, exponents)
     table.view(torch.int32)[1, 5] += 1
     assert not probes.follows_significand(table, exponents)
-
-
-class TestLibraries:
-    """Bare calls as subjects: known contracts, refusals instead of nonsense, a missing library said."""
-
-    def test_contracts_and_reasons(self) -> None:
-        found = subjects.provider("hardware.libraries:subjects").subjects
-        assert {s.contract for s in found} <= set(registered())
-        if not torch.cuda.is_available():
-            assert {s.why_not() for s in found} == {"no CUDA device"}
-        assert sum(f".{libraries.WRONG}." in s.name for s in found) == 10
-
-    @pytest.mark.parametrize("subject", libraries.subjects(), ids=lambda s: f"{s.name} {s.contract}")
-    def test_without_the_library(self, subject: libraries.Library, rowwise_refused: str | None) -> None:
-        """On CPU tensors every call but torch's ends in its own refusal, never in another error."""
-        case = oracle_case(subject.contract)
-        if subject.name == "torch.fast" and subject.contract == "torch_per_token_w8a8_scaled_mm" and rowwise_refused:
-            with pytest.raises(RuntimeError, match="per-tensor scaling for CPU"):
-                subject.run(case.inputs(), case.call_options())
-        elif subject.name == "torch.fast":
-            out = subject.run(case.inputs(), case.call_options())
-            verdict = oracle.judge(case.contract, case.inputs(), out, arch="cpu", **case.call_options())
-            assert verdict.status is oracle.Status.PASSED
-        else:
-            with pytest.raises(NotImplementedError):
-                subject.run(case.inputs(), case.call_options())
-
-
-def oracle_case(contract: str) -> cases.Case:
-    """A case of the quick profile that a kernel would take."""
-    from oracle.routines import profiles
-
-    return profiles.cases(contract, "quick")[0]
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_call_beside_threads(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    """It gives the first wrong answer of a kernel whose threads share a workspace, the right one of any other."""
-    workspace = []
-
-    def kernel(x: torch.Tensor, weight: torch.Tensor, _: None, scale: torch.Tensor) -> torch.Tensor:
-        mine = [x.float().sum(dim=1, keepdim=True).expand(-1, weight.shape[0])]
-        if shared:
-            workspace[:] = mine
-            time.sleep(0.001)
-        return (workspace if shared else mine)[0].to(torch.bfloat16)
-
-    monkeypatch.setattr(libraries, "_flashinfer", lambda: kernel)
-    x = torch.arange(1.0, 5.0)[:, None].repeat(1, 128).bfloat16()
-    inputs = {"input": x, "weight": torch.zeros(64, 128).to(torch.float8_e4m3fn), "weight_scale": torch.ones(1, 1)}
-    right = kernel(x, inputs["weight"], None, inputs["weight_scale"])
-    made = libraries._flashinfer_threads(inputs, {"out_dtype": torch.bfloat16})
-    assert torch.equal(made, right.flip(0) if shared else right)

@@ -1,6 +1,5 @@
-"""Peers' references in torch and numpy, as subjects under contracts. They need no GPU.
-
-    fp8-oracle gallery run --only modelopt compressed_tensors ml_dtypes gfloat --device cpu --out found
+"""Peers' references in torch and numpy, each under a contract, put together from several of their functions: no binding
+of one call states them. They need no GPU; ``tests/harness/test_peer_references.py`` validates them.
 
 A peer that gives formats and casts alone (ml_dtypes, gfloat) is given the formula of its contract in numpy, and casts,
 decodes and scales by its own functions. Written for nvidia-modelopt 0.47, compressed-tensors 0.20, ml_dtypes 0.6 and
@@ -9,19 +8,66 @@ gfloat 0.5.2. Not covered: what packs, moves or multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from hardware.libraries import FP8, Inputs, Library, Options, Outputs, _module, _only, named
-from hardware.mx_libraries import BLOCK, NVFP4_BLOCK, _linear, _scale
 from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.routines.mx.contract import pack, unpack
 
 Reals = NDArray[Any]
+Inputs, Options, Outputs = Mapping[str, Tensor], Mapping[str, object], Tensor | dict[str, Tensor]
+FP8, BLOCK, NVFP4_BLOCK = torch.float8_e4m3fn, 32, 16
+MX = "torchao.prototype.mx_formats"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A routine of a peer."""
+
+    name: str
+    contract: str
+    run: Callable[[Inputs, Options], Outputs]
+    numerics: str | None = None
+
+
+def by_contract(kernel: Callable[..., Any], inputs: Inputs, options: Options) -> Any:
+    """The adapter: they take inputs and options by the contract's names."""
+    return kernel(inputs, options)
+
+
+def _only(wanted: bool, why: str) -> None:
+    """A case that says nothing about the call is not offered."""
+    if not wanted:
+        raise NotImplementedError(why)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotImplementedError(f"{name}: {error}") from error
+
+
+def _scale(scale: Tensor, options: Options) -> Tensor:
+    """Scale bytes ``[M, C]`` in the layout asked for."""
+    scale = scale.view(torch.uint8)
+    _only(options["layout"] != "8x4", "tiles of 128x4 or none")
+    return scale if options["layout"] == "linear" else _module(f"{MX}.utils").to_blocked(scale)
+
+
+def _linear(inputs: Inputs, options: Options, packed: bool) -> Tensor:
+    scale, (m, k) = inputs["scale"], inputs["q"].shape
+    _only(options["layout"] != "8x4", "tiles of 128x4 or none")
+    if options["layout"] == "128x4":
+        scale = _module(f"{MX}.utils").from_blocked(scale, m, k * (1 + packed) // BLOCK)
+    return scale.contiguous().view(torch.float8_e8m0fnu)
 
 
 def subjects() -> list[Library]:
@@ -46,10 +92,13 @@ def subjects() -> list[Library]:
 
 
 def __getattr__(name: str) -> object:
-    """``NAMED``, as of :mod:`hardware.libraries`."""
-    if name == "NAMED":
-        return named(subjects())
-    raise AttributeError(name)
+    """``NAMED``, which ``validate tests.support.peer_references:NAMED.gfloat.mxfp8_quantize`` reads."""
+    if name != "NAMED":
+        raise AttributeError(name)
+    calls: dict[str, dict[str, object]] = {}
+    for one in subjects():
+        calls.setdefault(one.name, {})[one.contract] = one.run
+    return SimpleNamespace(**{peer: SimpleNamespace(**own) for peer, own in calls.items()})
 
 
 # --- Model-Optimizer --------------------------------------------------------------------------------------------------
