@@ -109,6 +109,7 @@ class _Reading:
 
     names: dict[str, Any]
     later: list[tuple[_Expression, Any]]
+    known: Mapping[str, Any] = field(default_factory=dict)  # of the call, where only what it returned is read
     applied: list[tuple[_Applied, Any]] = field(default_factory=list)
 
     def finish(self) -> None:
@@ -209,7 +210,7 @@ class _Applied(_Word):
         into.applied.append((self, value))
 
     def back(self, value: Any, into: _Reading) -> None:
-        beside = [word.make(into.names) for word in self.beside]
+        beside = [word.make({**into.known, **into.names}) for word in self.beside]
         self.inner.read(None if value is None else self.functions[1](value, *beside), into)
 
 
@@ -278,7 +279,7 @@ class Binding:
         itself, a tensor, where its strides or its dtype are the routine's own.
     absent : what the routine is given for an optional input that a call lacks, or for an option that is None, as
         expressions of the contract's names; a call that is read has it as any other.
-    derived : options that no argument is, as expressions of the names of a call that is read.
+    derived : options and inputs that no argument is, as expressions of the names of a call that is read.
     dense : inputs that the routine wants without gaps in their memory, ``"*"`` for all: no other call is made. One that
         is read binds all the same, so that a routine that misreads such memory is seen.
     functions : by a name of the pattern what the pattern cannot say: a function of a tensor or an option, and its
@@ -535,8 +536,9 @@ class Binding:
         pattern says. Source: the pattern, read in :attr:`release`.
         """
         positional, named, written = self.arguments(inputs, options)
-        returned = self._returned(kernel(*positional, **named), written)
-        reading = _Reading(self._values(inputs, options), [])
+        known = self._values(inputs, options)
+        returned = self._returned(kernel(*positional, **named), known)
+        reading = _Reading({}, [], known)
         for word in (*self._words[0], *self._words[1].values()):
             if isinstance(word, _Applied) and word.written and word.inner.text in written:
                 word.back(written.pop(word.inner.text), reading)
@@ -551,13 +553,13 @@ class Binding:
         held -= {name for word in results for name in _names(word)}
         return tuple(name for name in self.routine.returns if name in held)
 
-    def _returned(self, value: Any, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _returned(self, value: Any, known: Mapping[str, Any]) -> dict[str, Tensor]:
         results = self._words[2]
         if results and results[-1].text == "...":
             results, value = results[:-1], value[: len(results) - 1]
         if not results:
             return {}
-        reading = _Reading({}, [])
+        reading = _Reading({}, [], known)
         if len(results) == 1:
             results[0].read(value[0] if isinstance(value, tuple | list) and len(value) == 1 else value, reading)
         else:
@@ -604,9 +606,9 @@ class Binding:
             options[name] = _each(self.takes[name])[0]
         outputs = {name: x for name, x in reading.names.items() if name in self._written and isinstance(x, Tensor)}
         if returned is not None:
-            outputs |= self._returned(returned, outputs)
+            outputs |= self._returned(returned, {**options, **inputs})
         for name, text in self.derived.items():
-            options[name] = _value(compile(text, self.target, "eval"), inputs | outputs)
+            (inputs if name in specs else options)[name] = _value(compile(text, self.target, "eval"), inputs | outputs)
         if "out_dtype" in options and "out_dtype" not in reading.names and "out" in outputs:
             options["out_dtype"] = outputs["out"].dtype
         if why := self.refuses(inputs, options):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from oracle.bindings.binding import Binding, bind
+from oracle.routines import get
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 RELEASE, OF_VLLM = "sgl-deep-gemm 0.1.4.post1", "vllm 0.20.2"
@@ -31,6 +32,20 @@ def lanes(scale: Tensor) -> Tensor:
     whole = torch.zeros(blocks, rows + -rows % 4, dtype=scale.dtype, device=scale.device)
     whole[:, :rows] = scale.t()
     return whole[:, :rows].t()
+
+
+def schedule(lens: Tensor) -> Tensor:
+    """What the library's ``get_paged_mqa_logits_metadata`` gives: the part of the keys of each processor, int32."""
+    cuda = lens.is_cuda
+    count = torch.cuda.get_device_properties(lens.device).multi_processor_count if cuda else 132
+    parts = get("get_paged_mqa_logits_metadata").reference({"context_lens": lens.cpu()}, num_sms=count)
+    assert isinstance(parts, Tensor), "its one output"
+    return parts.to(lens.device)
+
+
+def seen(lens: Tensor, q: Tensor) -> Tensor:
+    """Of each request how many keys each of its tokens sees, ``[B, T]``, the last one all."""
+    return lens[:, None] - torch.arange(q.shape[1] - 1, -1, -1, dtype=lens.dtype, device=lens.device)
 
 
 LANES = {"lanes": (lanes, lambda x: x)}
@@ -108,6 +123,19 @@ def _library(root: str, release: str, project: str) -> Iterator[Binding]:
         where="q.shape[1] in (32, 64) and q.shape[2] in (32, 64, 128)",
         domain="h <= 64, d <= 128",
         takes={"cu_seqlen_ks": torch.int32, "cu_seqlen_ke": torch.int32},
+    )
+    yield plain(
+        "fp8_paged_mqa_logits",
+        "fp8_paged_mqa_logits",
+        "(q, kv_cache, weights, seen(context_lens, q), block_tables, schedule(seen(context_lens, q)), max_model_len, "
+        "clean_logits)",
+        "(q, kv_cache, weights, context_lens, block_table, schedule_meta, max_context_len, clean_logits=False, "
+        "indices=None)",
+        takes={"context_lens": torch.int32, "block_tables": torch.int32, "clean_logits": False},
+        where="context_lens.dim() == 1 and kv_cache.shape[1] == 64",
+        absent={"max_model_len": "block_tables.shape[1] * 64"},
+        functions={"seen": (seen, lambda lens, q: lens[:, -1]), "schedule": (schedule, schedule)},
+        ignores=("schedule_meta",),
     )
     for name, contract, domain in (
         ("get_mn_major_tma_aligned_tensor", "get_col_major_tma_aligned_tensor", ""),

@@ -41,6 +41,12 @@ def raw(codes: Tensor) -> Tensor:
     return codes.view(torch.uint8)
 
 
+def used(tiles: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
+    """The bytes of the tiles that groups of these rows may have; its buffer is longer."""
+    most = (scale.shape[0] + 127 * len(rows)) // 128 * 128 * (-(-scale.shape[1] // 4) * 4)
+    return flat(tiles)[:most]
+
+
 PACKED = {"raw": (raw, raw)}
 
 
@@ -133,6 +139,19 @@ BINDINGS = (
             f"to_blocked_k_groups/u8/-/{shape}/ends:i32/family=randn/seed=1"
             for shape in ("m=1,c=1,g=1", "m=130,c=7,g=2", "m=256,c=24,g=3", "m=33,c=9,g=4")
         ),
+    ),
+    _plain(
+        f"{QUANT}:triton_mx_block_rearrange_2d_M_groups",
+        "swizzle_scale_experts",
+        "(scale, ends(rows)) -> used(out, scale, rows)",
+        "(scales_tensor, input_offsets)",
+        takes={"scale": torch.uint8, "rows": torch.int64, "first": torch.int64, "placement": "tight", "capacity": 0},
+        where="torch.equal(first, rows.cumsum(0) - rows)",  # groups one after another
+        derived={"first": "rows.cumsum(0) - rows"},
+        functions={
+            "used": (used, used),
+            "ends": (lambda rows: rows.cumsum(0).to(torch.int32), lambda ends: ends.diff(prepend=ends[:1] * 0).long()),
+        },
     ),
     _plain(
         f"{QUANT}:torch_pad_token_groups",

@@ -3,8 +3,10 @@
 A script calls a library as its page says and ends with 1 where the fault is there, with 0 where it is healed; anything
 else, a traceback or no end in time is a script that did not run (its library is not installed, or it needs a GPU). Its
 head is ``PROJECT VERSION, ROUTINE: WHAT HAPPENS.``, and a paragraph that says what it means to a user. Each runs in a
-process of its own. Where the contract of the routine sees the fault, the rest of the script is one call of
-:func:`again`: a binding that calls the routine as its page says, a case, and what is expected.
+process of its own. The rest of the script is one call of :func:`again`: a binding that calls the routine as its page
+says, a case, what is expected, and the inputs in which it differs from the case. A script that stands alone calls what
+has no binding or no contract, chooses another configuration, or shows what lies in no output of one call: a stream that
+is not waited for, threads, rows that belong to nobody.
 
 Not covered: what is a finding; scripts that nobody trusts.
 """
@@ -90,7 +92,7 @@ def run(chosen: Sequence[Path], *, jobs: int = 1, seconds: float = SECONDS) -> G
         yield from pool.map(partial(_run, seconds=seconds), chosen)
 
 
-def again(binding: str | Binding, case: str, expected: str, *, device: str = "cuda") -> NoReturn:
+def again(binding: str | Binding, case: str, expected: str, *, device: str = "cuda", **changed: Tensor) -> NoReturn:
     """Make one call of a routine and end the process: with 1 where its output is inadmissible, with 0 where it is
     right. Prints what is wrong.
 
@@ -100,6 +102,7 @@ def again(binding: str | Binding, case: str, expected: str, *, device: str = "cu
     case : an id of its contract.
     expected : words of the reason or of the explanation of the verdict; a failure without them is no such finding, and
         raises FixtureError.
+    changed : inputs that take the place of the case's, with their strides.
     """
     one = cases.parse(case)
     known = find(binding, one.contract) if isinstance(binding, str) else binding
@@ -108,7 +111,7 @@ def again(binding: str | Binding, case: str, expected: str, *, device: str = "cu
     known.load()
     module, _, name = known.target.partition(":")
     routine: Callable[..., object] = attrgetter(name)(importlib.import_module(module))
-    inputs, options = one.inputs(), dict[str, Any](one.call_options())
+    inputs, options = {**one.inputs(), **changed}, dict[str, Any](one.call_options())
     supplied = {key: laid_out(run_of(x).to(device), x.shape, x.stride()) for key, x in inputs.items()}
     outputs: Mapping[str, Tensor] = replace(known, dense=())(
         routine, supplied, options

@@ -38,7 +38,6 @@ validate() { # name, seconds, kernel, contract, more...
 }
 
 layer=kernels.subjects:subjects
-bare=hardware.libraries:subjects
 
 compile_flashinfer() { # its first call compiles for a minute and a half; meanwhile others run
     timeout 240 "$python" -c '
@@ -53,16 +52,9 @@ run_verify() {
     compile_flashinfer &
     keep deep_gemm 240 "$layer"
     for subject in cutlass torch triton triton_gemm triton_linear; do keep "$subject" 90 "$layer"; done
-    local names
-    names=$("$python" -c 'from hardware import libraries; print(*sorted({s.name for s in libraries.subjects()}))')
-    for subject in $names; do
-        [[ $subject == flashinfer* ]] || keep "$subject" 150 "$bare"
-    done
     wait
     keep flashinfer 170 "$layer"
-    for subject in $names; do
-        [[ $subject != flashinfer* ]] || keep "$subject" 60 "$bare"
-    done
+    step gallery 400 $oracle gallery run --device cuda --jobs 8 --seconds 380 --out "$work/runs/gallery"
 }
 
 run_measure() {
@@ -73,31 +65,25 @@ run_measure() {
 run_validate() {
     compile_flashinfer &
     export DG_JIT_CACHE_DIR="$work/jit" # compiled anew: its time is part of the validation's
-    validate deep_gemm 75 deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm --require threads
-    validate deep_gemm_masked 75 deep_gemm:fp8_m_grouped_gemm_nt_masked fp8_m_grouped_gemm_nt_masked \
-        --adapter hardware.adapters:deep_gemm_masked --require threads
-    validate triton_gemm 75 kernels.backends.triton_gemm:fp8_gemm_nt fp8_gemm_nt \
-        --adapter hardware.adapters:triton_gemm --require threads
-    validate cutlass 75 kernels.backends.cutlass:operators cutlass_scaled_mm --adapter hardware.adapters:vllm_cutlass \
+    validate deep_gemm 75 deep_gemm:fp8_gemm_nt fp8_gemm_nt --require threads
+    validate deep_gemm_masked 75 deep_gemm:fp8_m_grouped_gemm_nt_masked fp8_m_grouped_gemm_nt_masked --require threads
+    validate cutlass 75 torch:ops._C.cutlass_scaled_mm cutlass_scaled_mm \
         --require threads
-    validate torch 75 torch:_scaled_mm torch_per_token_w8a8_scaled_mm --adapter hardware.adapters:torch_scaled_mm \
+    validate torch 75 torch:_scaled_mm torch_per_token_w8a8_scaled_mm \
         --require threads
     validate quantiser 75 kernels.subjects:BY_CONTRACT.per_token_group_quant_fp8 per_token_group_quant_fp8 \
         --require threads
     wait
-    validate flashinfer 120 flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 \
-        --adapter hardware.adapters:flashinfer_gemm
+    validate flashinfer 120 flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90
     local inside=fp8_blockscale_gemm_sm90/bf16xe4m3-bf16/1x128:128x128/m=31,n=256,k=256/family=randn/seed=2
-    validate flashinfer_threads 60 flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 \
-        --adapter hardware.adapters:flashinfer_gemm --require threads --case $inside # fails: see docs/findings.md
+    validate flashinfer_threads 60 flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 --require threads --case $inside # fails: see docs/findings.md
     validate layer_threads 60 kernels.subjects:BY_CONTRACT.fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 \
         --require threads --case $inside
     validate large_quantiser 150 kernels.subjects:BY_CONTRACT.per_token_group_quant_fp8 per_token_group_quant_fp8 \
         --require "large offsets" --case per_token_group_quant_fp8/bf16-e4m3/1x128/m=31,k=256/family=randn/seed=1
-    validate large_torch 150 torch:_scaled_mm torch_per_tensor_w8a8_scaled_mm \
-        --adapter hardware.adapters:torch_scaled_mm --require "large offsets" \
+    validate large_torch 150 torch:_scaled_mm torch_per_tensor_w8a8_scaled_mm --require "large offsets" \
         --case torch_per_tensor_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=33,n=256,k=384/family=randn/seed=1
-    validate large_deep_gemm 150 deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm \
+    validate large_deep_gemm 150 deep_gemm:fp8_gemm_nt fp8_gemm_nt \
         --require "large offsets" --case fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=33,n=256,k=384/family=randn/seed=1
 }
 

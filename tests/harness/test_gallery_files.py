@@ -180,16 +180,17 @@ def test_a_finding_stands_alone(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if by_binding(path)], ids=lambda path: path.stem)
 def test_a_finding_by_binding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 25 lines: a binding, a case that it takes, and what is expected."""
-    asked: list[tuple[str | Binding, str, str]] = []
-    monkeypatch.setattr(finding_scripts, "again", lambda *given: asked.append(given))
+    """At most 25 lines: a binding, a case that it takes with other inputs or its own, and what is expected."""
+    asked: list[tuple[str | Binding, str, str, dict[str, torch.Tensor]]] = []
+    monkeypatch.setattr(finding_scripts, "again", lambda *given, **changed: asked.append((*given, changed)))
     runpy.run_path(str(path))
     assert len(path.read_text().splitlines()) <= 25 and about(path).matters
-    ((binding, case, expected),) = asked
+    ((binding, case, expected, changed),) = asked
     one = cases.parse(case)
     known = find(binding, one.contract) if isinstance(binding, str) else binding
     assert known is not None and expected and str(one) == case
-    dataclasses.replace(known, dense=()).arguments(one.inputs(), one.call_options())
+    assert changed.keys() <= one.inputs().keys()
+    dataclasses.replace(known, dense=()).arguments({**one.inputs(), **changed}, one.call_options())
 
 
 class TestFindings:
@@ -208,6 +209,14 @@ class TestFindings:
         if status:
             with pytest.raises(FixtureError, match="another failure than 'a lost row'"):
                 finding_scripts.again(called, self.CASE, "a lost row", device="cpu")
+
+    def test_inputs_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """They take the place of the case's: with equal scales a swapped one is no fault."""
+        gemm = watched_kernels.BINDINGS[1]
+        called = dataclasses.replace(gemm, pattern="(a, a_scale, b, b_scale, config='wrong_scale')", ignores=())
+        with pytest.raises(SystemExit) as ended:
+            finding_scripts.again(called, self.CASE, "A scale", device="cpu", a_scale=torch.full((8, 2), 0.5))
+        assert ended.value.code == 0 and "all values of a_scale are equal" in capsys.readouterr().out
 
     def test_of_a_fault_a_healed_one_and_one_that_does_not_run(self, tmp_path: Path, cli: Cli) -> None:
         for name, end in (

@@ -3,18 +3,7 @@
 Every row but the first is wrong when an operand is a slice of a wider tensor; the recipe (1, 128, 128) reads the pitch.
 """
 
-import sys
+from oracle.harness.finding_scripts import again
 
-import torch
-from deep_gemm import fp8_gemm_nt
-
-torch.manual_seed(0)
-m, n, k = 64, 128, 256
-a, b = (torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn) for rows in (m, n))
-sa, sb, got = (torch.ones(m, 2, device="cuda"), torch.ones(n, 2, device="cuda"), torch.zeros(m, n, device="cuda"))
-right = a.double() @ b.double().t()
-sliced = torch.cat([a.view(torch.uint8), a.view(torch.uint8)[:, :16]], 1)[:, :k].view(a.dtype)
-fp8_gemm_nt((sliced, sa), (b, sb), got, c=got, recipe=(1, 1, 128), disable_ue8m0_cast=True)
-error = float((got.double() - right).norm() / right.norm())
-print(f"got {float(got[1, 1]):.4g}, right {float(right[1, 1]):.4g}; relative error {error:.2g}, 0.0001 is rounding")
-sys.exit(error > 0.01)
+case = "fp8_gemm_nt_1d1d/e4m3xe4m3-f32/1x128:1x128/m=64,n=128,k=256/a:pitch/family=randn/seed=1"
+again("deep_gemm:fp8_gemm_nt", case, "read as if its memory were packed")

@@ -3,19 +3,16 @@
 Cached keys that lie 7 nats below the largest are lost, however many they are: of equal values the output is half.
 """
 
-import sys
-
 import torch
-from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
 
-E4M3, CUDA = torch.float8_e4m3fn, {"device": "cuda"}
-q, k, v = torch.zeros(1, 4, 64, **CUDA), torch.zeros(1000, 1, 64, **CUDA), torch.ones(1000, 1, 64, **CUDA)
-q[..., 0], k[0, 0, 0] = 1.0, 7.0  # the first of 1000 cached keys scores 7, the others and the new one 0; values are 1
-q, k, v = q.to(torch.bfloat16), k.to(E4M3), v.to(E4M3)
-new, out = k[1:2].to(torch.bfloat16), torch.empty_like(q)
-ends, cached = (torch.tensor([0, n], dtype=torch.int32, **CUDA) for n in (1, 1000))
-slots = torch.arange(1000, **CUDA)
-of_new = (q, new, torch.ones_like(new), out)
-extend_attention_fwd(*of_new, k, v, ends, cached, slots, None, True, None, 1, 1.0, 1.0, sm_scale=1.0)
-print(f"the output is {float(out[0, 0, 0])}; 1 is right")
-sys.exit(not 0.9 < float(out[0, 0, 0]) < 1.1)
+from oracle.harness.finding_scripts import again
+
+case = "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=1,m=1,n=1000,h=4,g=1,d=64,v=64/family=randn/seed=1"
+q, k, v = torch.zeros(1, 4, 64), torch.zeros(1000, 1, 64), torch.ones(1000, 1, 64)
+q[..., 0], k[0, 0, 0] = 1.0, 160.0  # the first of 1000 cached keys scores 7.4, the others and the new one 0
+cache = {"k_buffer": k.to(torch.float8_e4m3fn), "v_buffer": v.to(torch.float8_e4m3fn)}
+cache |= {"kv_indptr": torch.tensor([0, 1000], dtype=torch.int32), "kv_indices": torch.arange(1000)}
+new = {name: torch.full((1, 1, 64), x, dtype=torch.bfloat16) for name, x in (("k_extend", 0.0), ("v_extend", 1.0))}
+new |= {"qo_indptr": torch.tensor([0, 1], dtype=torch.int32)}
+routine = "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd"
+again(routine, case, "outside the bound", q=q.to(torch.bfloat16), **cache, **new)
