@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from oracle.bindings.binding import bind
-from oracle.bindings.deep_gemm import LANES
+from oracle.bindings.forms import LANES
 
 E4M3, BF16, HALVES = torch.float8_e4m3fn, torch.bfloat16, (torch.bfloat16, torch.float16)
 FBGEMM, LMDEPLOY, UNSLOTH, COAT = "fbgemm-gpu-genai 1.9.0", "lmdeploy 0.18.0", "unsloth 2026.10.9", "fp8-coat 1.0.11"

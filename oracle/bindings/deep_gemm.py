@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from oracle.bindings.binding import Binding, bind
+from oracle.bindings.forms import LANES
 from oracle.routines import get
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
@@ -25,16 +26,7 @@ ALONG_K = {"nn": {"b"}, "tn": {"a", "b"}, "tt": {"a"}}
 """By the form of a product the operands whose last axis is not K: on sm90 K is nevertheless what lies without gaps."""
 
 
-def lanes(scale: Tensor) -> Tensor:
-    """``[rows, blocks]`` float32 in columns of whole groups of four rows, zeros behind the last row: a tile's rows
-    behind a group of K are added to the next one, so that their scales must be numbers."""
-    rows, blocks = scale.shape
-    whole = torch.zeros(blocks, rows + -rows % 4, dtype=scale.dtype, device=scale.device)
-    whole[:, :rows] = scale.t()
-    return whole[:, :rows].t()
-
-
-def schedule(lens: Tensor) -> Tensor:
+def _schedule(lens: Tensor) -> Tensor:
     """What the library's ``get_paged_mqa_logits_metadata`` gives: the part of the keys of each processor, int32."""
     cuda = lens.is_cuda
     count = torch.cuda.get_device_properties(lens.device).multi_processor_count if cuda else 132
@@ -43,12 +35,9 @@ def schedule(lens: Tensor) -> Tensor:
     return parts.to(lens.device)
 
 
-def seen(lens: Tensor, q: Tensor) -> Tensor:
+def _seen(lens: Tensor, q: Tensor) -> Tensor:
     """Of each request how many keys each of its tokens sees, ``[B, T]``, the last one all."""
     return lens[:, None] - torch.arange(q.shape[1] - 1, -1, -1, dtype=lens.dtype, device=lens.device)
-
-
-LANES = {"lanes": (lanes, lambda x: x)}
 
 
 def _library(root: str, release: str, project: str) -> Iterator[Binding]:
@@ -134,7 +123,7 @@ def _library(root: str, release: str, project: str) -> Iterator[Binding]:
         takes={"context_lens": torch.int32, "block_tables": torch.int32, "clean_logits": False},
         where="context_lens.dim() == 1 and kv_cache.shape[1] == 64",
         absent={"max_model_len": "block_tables.shape[1] * 64"},
-        functions={"seen": (seen, lambda lens, q: lens[:, -1]), "schedule": (schedule, schedule)},
+        functions={"seen": (_seen, lambda lens, q: lens[:, -1]), "schedule": (_schedule, _schedule)},
         ignores=("schedule_meta",),
     )
     for name, contract, domain in (

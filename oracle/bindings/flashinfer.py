@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from oracle.bindings.binding import bind
+from oracle.bindings.forms import FLAT
 
 E4M3, HALVES = torch.float8_e4m3fn, (torch.bfloat16, torch.float16)
 RELEASE = "flashinfer-python 0.6.18.post1"
@@ -17,15 +17,6 @@ ROPE = (
 
 BYTES = (torch.uint8, torch.bfloat16, torch.float16, torch.float32)
 QUANTISED = {"x": HALVES, "layout": "128x4"}
-
-
-def flat(tiles: Tensor) -> Tensor:
-    """The bytes of tiles of scales, one after another."""
-    return tiles.view(torch.uint8).reshape(-1)
-
-
-FLAT = {"flat": (flat, flat)}
-"""A library's form of what it returns in one row."""
 
 BINDINGS = (
     *(

@@ -20,7 +20,7 @@ NO_RULE = {"data of nan": "its pages document no rule for NaN and infinity"}
 FINITE = "torch.isfinite(x).all()"
 
 
-def amax(scale: Tensor, largest: int = 448) -> Tensor:
+def _amax(scale: Tensor, largest: int = 448) -> Tensor:
     """The float32 amax whose ``6 largest/amax`` is this scale. Raises UnboundError: no amax gives it."""
     top = 6.0 * largest
     near = (top / scale.double()).float()
@@ -31,18 +31,18 @@ def amax(scale: Tensor, largest: int = 448) -> Tensor:
     return given[:1]
 
 
-def scale_of(largest_value: Tensor, largest: int = 448) -> Tensor:
-    """:func:`amax` back."""
+def _scale_of(largest_value: Tensor, largest: int = 448) -> Tensor:
+    """:func:`_amax` back."""
     return torch.full_like(largest_value, 6.0 * largest) / largest_value
 
 
-def codes(tensor: Any) -> Tensor:
+def _codes(tensor: Any) -> Tensor:
     """The codes of one of Model-Optimizer's tensors."""
     return tensor._quantized_data  # type: ignore[no-any-return]
 
 
-OF_TE = {"functions": {"amax": (amax, scale_of), "word": (str.upper, str.lower)}, "exempt": NO_NAN, "where": FINITE}
-OF_TENSORS = {"functions": {"tensor": (codes, codes)}, "where": FINITE, "release": "nvidia-modelopt 0.47.0"}
+OF_TE = {"functions": {"amax": (_amax, _scale_of), "word": (str.upper, str.lower)}, "exempt": NO_NAN, "where": FINITE}
+OF_TENSORS = {"functions": {"tensor": (_codes, _codes)}, "where": FINITE, "release": "nvidia-modelopt 0.47.0"}
 
 BINDINGS = (
     *(

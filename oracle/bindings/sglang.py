@@ -65,14 +65,14 @@ ROUTED = tuple(
 )
 
 
-def powers(words: Tensor) -> Tensor:
+def _powers(words: Tensor) -> Tensor:
     """Float32 scales of packed exponent bytes, four in each int32."""
     byte = words.contiguous().view(torch.uint8)
     return (byte.int() << 23).view(torch.float32)
 
 
-def packed(scale: Tensor) -> Tensor:
-    """:func:`powers` back."""
+def _packed(scale: Tensor) -> Tensor:
+    """:func:`_powers` back."""
     return (scale.view(torch.int32) >> 23).to(torch.uint8).view(torch.int32)
 
 
@@ -131,7 +131,7 @@ BINDINGS = (
         # rows in use are honoured with the activation alone: without it v2 quantises every row, with the wrong strides
         where="x.shape[2] // 2 // group_size % 16 == 0",
         shapes={"scale": WORDS.format(width="(2 * group_size)")},
-        functions={"packed": (packed, powers)},
+        functions={"packed": (_packed, _powers)},
         cases=MASKED,
     ),
     _operator(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from oracle.bindings.binding import bind
-from oracle.bindings.deep_gemm import LANES
+from oracle.bindings.forms import LANES
 
 E4M3, BF16, F16 = torch.float8_e4m3fn, torch.bfloat16, torch.float16
 PARAMETERS = "(self, mat2, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False)"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oracle.bindings.binding import Binding, bind
+from oracle.bindings.forms import FLAT, flat
 
 RELEASE = "torchao 0.18.0"
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
@@ -31,23 +32,18 @@ NO_NAN = {"data of nan": "its casts to fewer than 8 bits document that NaN and i
 FINITE = "torch.isfinite(x).all()"
 
 
-def flat(tiles: Tensor) -> Tensor:
-    """The bytes of tiles of scales, one after another."""
-    return tiles.view(torch.uint8).reshape(-1)
-
-
-def raw(codes: Tensor) -> Tensor:
+def _raw(codes: Tensor) -> Tensor:
     """Two codes a byte, as bytes."""
     return codes.view(torch.uint8)
 
 
-def used(tiles: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
+def _used(tiles: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
     """The bytes of the tiles that groups of these rows may have; its buffer is longer."""
     most = (scale.shape[0] + 127 * len(rows)) // 128 * 128 * (-(-scale.shape[1] // 4) * 4)
     return flat(tiles)[:most]
 
 
-PACKED = {"raw": (raw, raw)}
+PACKED = {"raw": (_raw, _raw)}
 
 
 def _plain(target: str, contract: str, pattern: str, signature: str, **stated: Any) -> Binding:
@@ -67,7 +63,7 @@ def _tiles(
         signature,
         takes=taken,
         where=where,
-        functions={"flat": (flat, flat)},
+        functions=FLAT,
         cases=cases,
     )
 
@@ -149,7 +145,7 @@ BINDINGS = (
         where="torch.equal(first, rows.cumsum(0) - rows)",  # groups one after another
         derived={"first": "rows.cumsum(0) - rows"},
         functions={
-            "used": (used, used),
+            "used": (_used, _used),
             "ends": (lambda rows: rows.cumsum(0).to(torch.int32), lambda ends: ends.diff(prepend=ends[:1] * 0).long()),
         },
     ),

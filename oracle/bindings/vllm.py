@@ -64,7 +64,7 @@ UNPADDED: dict[str, object] = {"is_padding": None}
 UNSCALED = UNPADDED | {"routed_scaling_factor": 1.0}
 
 
-def exchanged(sizes: Tensor, a: Tensor) -> Tensor:
+def _exchanged(sizes: Tensor, a: Tensor) -> Tensor:
     """Problem sizes ``[G, 3]`` as the operator reads them: up to 64 rows it multiplies the operands in exchange."""
     return sizes if len(a) > 64 else torch.stack([sizes[:, 1], sizes[:, 0], sizes[:, 2]], dim=1)
 
@@ -112,7 +112,7 @@ BINDINGS = (
             "expert_offsets": torch.int32,
             "problem_sizes": torch.int32,
         },
-        functions={"exchanged": (exchanged, exchanged), "wide": (Tensor.long, Tensor.int)},
+        functions={"exchanged": (_exchanged, _exchanged), "wide": (Tensor.long, Tensor.int)},
         ignores=("a_strides", "b_strides", "c_strides"),
         domain="n % 8 == 0, k % 16 == 0",
     ),

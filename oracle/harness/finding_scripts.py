@@ -102,7 +102,10 @@ def again(binding: str | Binding, case: str, expected: str, *, device: str = "cu
     case : an id of its contract.
     expected : words of the reason or of the explanation of the verdict; a failure without them is no such finding, and
         raises FixtureError.
-    changed : inputs that take the place of the case's, with their strides.
+    changed : inputs that take the place of the case's, of the contract's shapes and dtypes, with their strides; NaN and
+        infinities are handed on.
+
+    Raises OptionError: the routine has no binding under the contract. Source: the binding.
     """
     one = cases.parse(case)
     known = find(binding, one.contract) if isinstance(binding, str) else binding

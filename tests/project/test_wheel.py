@@ -92,6 +92,7 @@ RUNS = (
     ("gallery run --folder nowhere --out DIR", 2, "nowhere"),
     ("gallery page nowhere.json", 2, "nowhere.json: no such file"),
     ("gallery compare nowhere.json other.json", 2, "nowhere.json: no such file"),
+    ("gallery beside nowhere.json", 2, "nowhere.json: no such file"),
     ("gallery store nowhere.json", 2, "gallery.json: no such file"),
 )
 
