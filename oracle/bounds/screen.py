@@ -83,7 +83,7 @@ class Screen:
         if product.M * product.N * product.K == 0 or (product.c is not None and product.c.dtype is torch.bfloat16):
             return None
         alpha, left, right = abs(product.factor), product.left, product.right
-        sa, sb = (float(x.scales.abs().max()) for x in (left, right))
+        (sa, sb), powers = _of_scales(left, right)
         codes = _largest(left) * _largest(right)
         ends = max(1.0, alpha, 1.0 / alpha if alpha else math.inf)
         most = max(1.0, codes) * product.K * max(1.0, sa) * max(1.0, sb) * ends + sum(float(x.max()) for x in summands)
@@ -96,12 +96,12 @@ class Screen:
         for summand in (product.bias, product.c):
             if summand is not None:
                 value += decode(summand)
-        if not math.isfinite(float(value.sum())):
-            return None
         k = max(1, product.K // SHARE)
         size = a[:, :k].abs() @ b[:, :k].abs().T
+        if not math.isfinite(float(value.sum())):  # asked now: a device is busy with the sums meanwhile
+            return None
         each = alpha * (1 - product.K * 2.0**-51)
-        if _powers_of_two(left) and _powers_of_two(right):
+        if powers:
             rounded = 2.0**24 * left.facts.quantum * right.facts.quantum * sa * sb * alpha
             if not bool((size * each >= rounded).all()):
                 return None
@@ -277,8 +277,12 @@ def _values_and_half_units(fmt: Format, device: torch.device) -> tuple[Tensor, T
     return y, half_unit(y, fmt)
 
 
-def _powers_of_two(x: Decoded) -> bool:
-    return bool((torch.frexp(x.scales)[0].abs() == 0.5).all())
+def _of_scales(left: Decoded, right: Decoded) -> tuple[tuple[float, float], bool]:
+    """The largest scale of each operand, and whether all scales are powers of two; a device is waited for once."""
+    sides = [x.scales.abs() for x in (left, right)]
+    powers = [(torch.frexp(x)[0] == 0.5).all().double() for x in sides]
+    a, b, *both = torch.stack([*(x.max() for x in sides), *powers]).tolist()
+    return (a, b), all(both)
 
 
 def _largest(x: Decoded) -> float:

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -369,8 +370,14 @@ def instruction(name: str) -> Instruction:
 def least_align_bits(i: Instruction) -> int | None:
     """The fewest alignment bits of any reading of an instruction, for the bound that holds the results of all of them;
     a reading with a name of its own (``….align36``) has its own."""
-    readings = [j.align_bits for j in INSTRUCTIONS.values() if j.name == i.name or j.name.startswith(f"{i.name}.align")]
-    return min((t for t in readings if t is not None), default=i.align_bits)
+    return min(_readings(i.name, len(INSTRUCTIONS)), default=i.align_bits)
+
+
+@lru_cache(maxsize=256)
+def _readings(name: str, known: int) -> tuple[int, ...]:
+    """The alignment bits of all readings of an instruction among the ``known`` ones."""
+    same = (j for j in INSTRUCTIONS.values() if j.name == name or j.name.startswith(f"{name}.align"))
+    return tuple(j.align_bits for j in same if j.align_bits is not None)
 
 
 def arches() -> tuple[str, ...]:

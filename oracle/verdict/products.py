@@ -183,8 +183,14 @@ class ProductSets(Sets):
             return False
         product = subset(part.product, outside.rows[:1], outside.columns[:1]).on_cpu()
         value = own[outside.rows[0], outside.columns[0]].reshape(1, 1).cpu()
-        known = ExactPart.of(Part(product), exact(product), own.dtype)
-        return any(not compared([known], [interval_of(product, name)], value).outside for name in others)
+        known = None
+        for name in others:
+            truth, interval = exact_and_interval(product, name)
+            if known is None:
+                known = ExactPart.of(Part(product), exact(product) if truth is None else truth, own.dtype)
+            if not compared([known], [interval], value).outside:
+                return True
+        return False
 
     def may_hold(self, outputs: Found, among: Found) -> bool:
         """Whether one of the classes, which hold what any of the schedules gives, holds a few of the elements."""

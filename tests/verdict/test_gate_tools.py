@@ -1,12 +1,17 @@
-"""The examples of ``docs/how-to/gate.md`` for other projects' tools, each run with the tool where it is installed."""
+"""The examples of ``docs/how-to/gate.md`` for other projects' tools: Triton's with Triton where it is installed, a
+harness's with a library of ours, Helion's and flashinfer-bench's with stand-ins of the same parameters, and with the
+tool where it is installed (``pip install --no-deps helion flashinfer-bench``, and pydantic).
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +22,7 @@ from torch import Tensor
 
 import oracle
 from oracle.routines import cases
-from tests.support import watched_kernels
+from tests.support import tuning_tools, watched_kernels
 
 GEMM = "fp8_gemm_nt"
 CASE = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=16,n=128,k=256/family=randn/seed=1"
@@ -94,18 +99,28 @@ def test_forty_candidates(root: Path) -> None:
     assert found["outputs"] > 5
 
 
+@pytest.fixture(params=["stand-in", "package"])
+def tool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of a tool, of the stand-ins or of the installed package."""
+    if request.param == "stand-in":
+        for name, module in tuning_tools.modules().items():
+            monkeypatch.setitem(sys.modules, name, module)
+        return lambda name: sys.modules[name]
+    return lambda name: pytest.importorskip(
+        name, reason=f"{name.partition('.')[0]} is not installed", exc_type=ImportError
+    )
+
+
 class TestHelion:
     """Its autotuner's own comparison calls the function, and takes an AssertionError for a mismatch."""
 
-    def test_a_candidate_is_rejected(self, root: Path) -> None:
-        provider = pytest.importorskip("helion.autotuner.benchmark_provider", reason="helion is not installed")
-        from helion.runtime.settings import Settings  # where it is installed
-
+    def test_a_candidate_is_rejected(self, root: Path, tool: Callable[[str], Any]) -> None:
+        provider, settings = tool("helion.autotuner.benchmark_provider"), tool("helion.runtime.settings")
         inputs, right, wrong = outputs()
         names: dict[str, Any] = {"check": oracle.gate(GEMM, arch="cpu").prepared(inputs)}
         exec(example(root, "Helion's accuracy check"), names)
         search = SimpleNamespace(
-            settings=Settings(autotune_baseline_accuracy_check_fn=names["admissible"]),
+            settings=settings.Settings(autotune_baseline_accuracy_check_fn=names["admissible"]),
             mutated_arg_indices=(),
             log=SimpleNamespace(warning=lambda *_: None),
             _baseline_output=wrong,
@@ -136,11 +151,10 @@ class TestHarness:
 class TestFlashinferBench:
     """Its registry chooses the evaluator, which calls a solution of either style."""
 
-    def test_solutions(self, root: Path) -> None:
-        registry = pytest.importorskip(
-            "flashinfer_bench.bench.evaluators.registry", reason="flashinfer-bench is not installed"
-        )
-        from flashinfer_bench.data import Definition, EvaluationStatus  # where it is installed
+    def test_solutions(self, root: Path, tool: Callable[[str], Any]) -> None:
+        registry = tool("flashinfer_bench.bench.evaluators.registry")
+        data = tool("flashinfer_bench.data")
+        Definition, EvaluationStatus = data.Definition, data.EvaluationStatus
 
         def of(dtype: str, *shape: str) -> dict[str, object]:
             return {"shape": list(shape), "dtype": dtype}
@@ -171,6 +185,26 @@ class TestFlashinferBench:
                 call.metadata = SimpleNamespace(destination_passing_style=style)  # type: ignore[attr-defined]
                 _, found = evaluator.check_correctness(definition, call, [values], [], None, "", "cpu")
                 assert (found and found.status) == status
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("helion.autotuner.benchmark_provider", ["LocalBenchmarkProvider._validate_against_baseline"]),
+        (
+            "flashinfer_bench.bench.evaluators",
+            ["DefaultEvaluator.can_evaluate", "DefaultEvaluator.check_correctness"],
+        ),
+        ("flashinfer_bench.bench.evaluators.utils", ["allocate_outputs", "normalize_result"]),
+        ("flashinfer_bench.bench.utils", ["make_eval"]),
+    ],
+)
+def test_the_stand_ins_have_the_parameters(module: str, names: list[str]) -> None:
+    """Of the packages, where they are installed."""
+    real = pytest.importorskip(module, reason=f"{module.partition('.')[0]} is not installed", exc_type=ImportError)
+    for name in names:
+        ours, theirs = (attrgetter(name)(one) for one in (tuning_tools.modules()[module], real))
+        assert [*inspect.signature(ours).parameters] == [*inspect.signature(theirs).parameters], name
 
 
 AXES = {"N": 128, "K": 256, "KB": 2, "NB": 1}
