@@ -20,7 +20,7 @@ from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
 from oracle.harness import coverage
 from oracle.harness.finding_scripts import about
-from oracle.harness.gallery import chosen, key_of, load
+from oracle.harness.gallery import chosen, of_bindings
 from oracle.harness.runner import replay
 from oracle.report import ledger
 from oracle.report.console import sentence
@@ -292,9 +292,8 @@ def validations() -> str:
 def gallery() -> str:
     """The page of the run that is kept, and the kernels of the gallery that it has not."""
     run = read(fixtures.folder() / "gallery" / "gallery.json")
-    there = {row.key for row in run.rows}
-    every = chosen(load(Path(__file__).resolve().parents[1] / "tests" / "hardware" / "gallery"), ())
-    left = [f"{p.name} `{k.named}`" for p, k in every if key_of(p, k) not in there]
+    every, rows = chosen(of_bindings(), ()), {(row.project, row.contract) for row in run.rows}
+    left = [f"{p.name} `{k.named}`" for p, k in every if (p.name, k.contract) not in rows]
     said = f"\n\n{len(left)} of {len(every)} kernels of the gallery have no row: {', '.join(left)}." if left else ""
     return page(run).strip() + said
 
