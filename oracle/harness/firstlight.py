@@ -44,8 +44,10 @@ CHAINS = (
 TOOL = (sys.executable, "-m", "oracle")
 CALL = 30
 """Seconds of one judged call: a library that compiles for longer costs the other routines their time."""
-JUDGED = 330
-"""The most seconds of what judges many routines, which stands last; most are compilations of libraries."""
+JUDGED = 220
+"""The most seconds of what judges many routines; most are compilations of libraries."""
+GALLERY = 300
+"""The most seconds of the gallery, which stands last and takes what is left."""
 REST = "{rest}"
 """Among a step's arguments: the seconds that it has left, less those in which it writes what it has."""
 GRACE = 10.0
@@ -180,7 +182,8 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             continue
         given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
         readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
-    jobs = max(2, (os.cpu_count() or 2) // 2 - 1)
+    cores = os.cpu_count() or 2
+    jobs = max(2, cores // 2 - 1)
     tree, gallery = subjects.layer_of_the_tree(), str(folder / "gallery")
     layer = () if tree is None else ("--provider", tree)
     judged = ("verify", "--arch", arch, "--fixtures", "none", *layer)
@@ -189,13 +192,20 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         Step("plan", ("plan", "--json", str(folder / "plan.json"), *layer), 60, "what the layer chooses here, and why"),
         *readings,
         Step(
+            "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
+            (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
+            120,
+            "outputs of the dense block product, for `fixtures adopt`",
+            fresh=folder / "captures",
+        ),
+        Step(
             "timings",
             ("plan", "--timings", str(folder / "timings.jsonl"), "--seconds", "30", *layer),
             60,
             "how long the backends of dense products take",
             beside=False,
         ),
-        Step("findings", ("findings", "--jobs", "3", "--out", str(folder)), 150, "known faults of releases"),
+        Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 200, "known faults of releases"),
         Step(
             "verify",
             (
@@ -207,20 +217,24 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             "every routine that the layer plans here, judged",
         ),
         Step(
-            "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
-            (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
-            120,
-            "outputs of the dense block product, for `fixtures adopt`",
-            fresh=folder / "captures",
-        ),
-        Step(
             "gallery",
             (
-                *("gallery", "run", "--bindings", "--out", gallery, "--device", "cuda", "--jobs", str(jobs)),
+                *(
+                    "gallery",
+                    "run",
+                    "--bindings",
+                    "--out",
+                    gallery,
+                    "--device",
+                    "cuda",
+                    "--jobs",
+                    str(max(2, cores - 2)),
+                ),
                 *("--seconds", REST, "--resume"),
             ),
-            JUDGED,
+            GALLERY,
             "which installed kernels conform, with poisoned outputs",
+            beside=False,
         ),
     )
 
