@@ -253,13 +253,6 @@ def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str, name: str
     return tiles.reshape(down * height, across * 4)[:m, :c].contiguous()
 
 
-def size_of_matrices(m: int, columns: int, tile: str, matrices: Matrices) -> int:
-    """Scales that the memory of ``m`` rows of matrices holds, each matrix in tiles of its own."""
-    if matrices.offsets is None:
-        return matrices.number * size_of(m // matrices.number, columns, tile)
-    return size_of(rows_of_scales(m, matrices.number), columns, tile)
-
-
 def rows_of_scales(m: int, experts: int) -> int:
     """Rows of scale bytes that either placement of ``m`` rows fits into."""
     height = HEIGHTS["128x4"]

@@ -1,9 +1,9 @@
 """The first hour of a machine with a GPU: what is asked of it, in order, each a command in a process of its own.
 
-A step is a command of this tool with a limit of its own; all together end within a budget. What ended is in
-``firstlight.json`` and is not run again in the same folder, so that a run that was stopped goes on. Nothing of the
-machine is changed: kernels are called, settings are read. What is known of an arch stands beside what this machine
-answers (:data:`KNOWN`).
+A step is a command of this tool with a limit of its own; all together end within a budget. Steps that only read or
+compile run side by side; what is timed runs alone. What ended is in ``firstlight.json`` and is not run again in the
+same folder, so that a run that was stopped goes on. Nothing of the machine is changed: kernels are called, settings are
+read. What is known of an arch stands beside what this machine answers (:data:`KNOWN`).
 
 Not covered: a machine without a GPU.
 """
@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,16 @@ CHAINS = (
 TOOL = (sys.executable, "-m", "oracle")
 CALL = 30
 """Seconds of one judged call: a library that compiles for longer costs the other routines their time."""
+JUDGED = 220
+"""The most seconds of what judges many routines; most are compilations of libraries."""
 GALLERY = 300
-"""The most seconds of the gallery, which stands last and takes what is left; most are compilations of libraries."""
+"""The most seconds of the gallery, which stands last and takes what is left."""
 REST = "{rest}"
 """Among a step's arguments: the seconds that it has left, less those in which it writes what it has."""
 GRACE = 10.0
 """Seconds in which an interrupted step writes what it has, before it is killed."""
+PAUSE = 0.05
+"""Seconds between two looks at what runs."""
 TAIL = 40
 """Lines of a step's output on the page."""
 HOLDS, DIFFERS, UNASKED = "holds", "differs", "not asked"
@@ -131,6 +136,7 @@ class Step:
     asks : what it answers, for the page.
     ends : exit statuses of a step that answered; another one, and no end in time, is no answer.
     fresh : a folder that the command wants new: removed before the step runs again.
+    beside : it may run beside the steps of its kind that stand next to it.
     """
 
     name: str
@@ -139,6 +145,7 @@ class Step:
     asks: str
     ends: tuple[int, ...] = (0, 1)
     fresh: Path | None = None
+    beside: bool = True
 
     def asked(self, seconds: float) -> list[str]:
         """The arguments where so many seconds are left."""
@@ -175,7 +182,8 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             continue
         given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
         readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
-    jobs = max(2, (os.cpu_count() or 2) - 2)
+    cores = os.cpu_count() or 2
+    jobs = max(2, cores // 2 - 1)
     tree, gallery = subjects.layer_of_the_tree(), str(folder / "gallery")
     layer = () if tree is None else ("--provider", tree)
     judged = ("verify", "--arch", arch, "--fixtures", "none", *layer)
@@ -184,12 +192,20 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
         Step("plan", ("plan", "--json", str(folder / "plan.json"), *layer), 60, "what the layer chooses here, and why"),
         *readings,
         Step(
+            "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
+            (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
+            120,
+            "outputs of the dense block product, for `fixtures adopt`",
+            fresh=folder / "captures",
+        ),
+        Step(
             "timings",
             ("plan", "--timings", str(folder / "timings.jsonl"), "--seconds", "30", *layer),
             60,
             "how long the backends of dense products take",
+            beside=False,
         ),
-        Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 90, "known faults of releases"),
+        Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 200, "known faults of releases"),
         Step(
             "verify",
             (
@@ -197,30 +213,24 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
                 *("--record", str(folder / "verify.jsonl"), "--resume"),
                 *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
             ),
-            200,
+            JUDGED,
             "every routine that the layer plans here, judged",
-        ),
-        Step(
-            "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
-            (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
-            60,
-            "outputs of the dense block product, for `fixtures adopt`",
-            fresh=folder / "captures",
         ),
         Step(
             "gallery",
             (
-                *("gallery", "run", "--out", gallery, "--device", "cuda", "--jobs", str(jobs)),
+                *("gallery", "run", "--out", gallery, "--device", "cuda", "--jobs", str(max(2, cores - 2))),
                 *("--seconds", REST, "--resume"),
             ),
             GALLERY,
             "which installed kernels conform, with poisoned outputs",
+            beside=False,
         ),
     )
 
 
 def run(chosen: Sequence[Step], folder: Path, *, arch: str, seconds: float) -> Iterator[Ran]:
-    """What became of each step, in their order; those that ended in an earlier run of the folder come from its record.
+    """What became of each step, as they end; those that ended in an earlier run of the folder come from its record.
 
     Raises FixtureError: the folder is of another machine.
     """
@@ -232,36 +242,86 @@ def run(chosen: Sequence[Step], folder: Path, *, arch: str, seconds: float) -> I
             raise FixtureError(f"{folder}: holds the answers of another machine; pass another --out")
     ends = time.monotonic() + seconds
     ran = {one["name"]: Ran(**one) for one in known.get("steps", ())}
-    for step in chosen:
-        before = ran.get(step.name)
-        if before is None or before.status != DONE:
-            ran[step.name] = _run(step, folder, min(step.seconds, ends - time.monotonic()))
+    for _, group in groupby(enumerate(chosen), lambda at: (at[1].beside, at[1].beside or at[0])):
+        asked = [step for _, step in group]
+        yield from (ran[step.name] for step in asked if _answered(step, ran))
+        for one in _together([step for step in asked if not _answered(step, ran)], folder, ends):
+            ran[one.name] = one
             fixtures.write_json(folder / RECORD, {"machine": machine, "steps": [asdict(one) for one in ran.values()]})
-        yield ran[step.name]
+            yield one
 
 
-def _run(step: Step, folder: Path, seconds: float) -> Ran:
-    if seconds <= 0:
-        return Ran(step.name, LEFT, -1, 0.0, "the budget was spent; run the command again")
+def _answered(step: Step, ran: Mapping[str, Ran]) -> bool:
+    return step.name in ran and ran[step.name].status == DONE
+
+
+@dataclass
+class _Running:
+    """The process of a step; ``ends`` is when it is interrupted, then when it is killed."""
+
+    step: Step
+    log: Path
+    process: subprocess.Popen[bytes]
+    began: float
+    ends: float
+    late: bool = False
+
+    def over(self) -> bool:
+        """Whether it has ended; one whose time is up is interrupted, and killed where it goes on all the same."""
+        if self.process.poll() is not None:
+            return True
+        if time.monotonic() < self.ends:
+            return False
+        if self.late:
+            self.kill()
+            return True
+        self.process.send_signal(signal.SIGINT)
+        self.late, self.ends = True, time.monotonic() + GRACE
+        return False
+
+    def kill(self) -> None:
+        """End the process and those that it began."""
+        with contextlib.suppress(ProcessLookupError):  # the whole group has ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def ran(self) -> Ran:
+        code = -1 if self.late else self.process.returncode
+        status = LATE if self.late else DONE if code in self.step.ends else FAILED
+        text = self.log.read_text(errors="replace")
+        lines = [line.strip(" │") for line in text.splitlines() if re.search(r"\w", line)]
+        said = lines[-1] if lines else "it said nothing"
+        return Ran(self.step.name, status, code, round(time.monotonic() - self.began, 1), said)
+
+
+def _together(steps: Sequence[Step], folder: Path, ends: float) -> Iterator[Ran]:
+    """What becomes of steps that run side by side, as they end."""
+    running: list[_Running] = []
+    try:
+        for step in steps:
+            seconds = min(step.seconds, ends - time.monotonic())
+            if seconds <= 0:
+                yield Ran(step.name, LEFT, -1, 0.0, "the budget was spent; run the command again")
+            else:
+                running.append(_begun(step, folder, seconds))
+        while running:
+            for one in [one for one in running if one.over()]:
+                running.remove(one)
+                one.kill()
+                yield one.ran()
+            time.sleep(PAUSE)
+    finally:
+        for one in running:
+            one.kill()
+
+
+def _begun(step: Step, folder: Path, seconds: float) -> _Running:
     if step.fresh is not None and step.fresh.exists():
         shutil.rmtree(step.fresh)
-    began, path = time.monotonic(), folder / f"{step.name}.log"
-    with path.open("w") as log, starting.process(f"the step {step.name}"):
-        process = subprocess.Popen([*TOOL, *step.asked(seconds)], stdout=log, stderr=log, start_new_session=True)
-        try:
-            code = process.wait(seconds)
-            status = DONE if code in step.ends else FAILED
-        except subprocess.TimeoutExpired:  # said in its row; what it has written so far stays
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # killed below
-                process.wait(GRACE)
-            with contextlib.suppress(ProcessLookupError):  # the whole group has ended
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code, status = -1, LATE
-    lines = [line.strip(" │") for line in path.read_text(errors="replace").splitlines() if re.search(r"\w", line)]
-    said = lines[-1] if lines else "it said nothing"
-    return Ran(step.name, status, code, round(time.monotonic() - began, 1), said)
+    log, began = folder / f"{step.name}.log", time.monotonic()
+    with log.open("w") as file, starting.process(f"the step {step.name}"):
+        process = subprocess.Popen([*TOOL, *step.asked(seconds)], stdout=file, stderr=file, start_new_session=True)
+    return _Running(step, log, process, began, began + seconds)
 
 
 def answered(folder: Path, arch: str) -> list[tuple[Fact, str, str]]:

@@ -63,20 +63,66 @@ def test_what_becomes_of_steps(tool: Path) -> None:
     assert ran["right"].said == "answer | of right"
     record = json.loads((folder / firstlight.RECORD).read_text())
     assert record["machine"]["arch"] == "sm90" and [one["name"] for one in record["steps"]] == list(ran)
-    again = list(firstlight.run([*chosen[:2], step("new", tool)], folder, arch="sm90", seconds=60.0))
-    assert again[0] == ran["right"] and (tool / "right.count").read_text() == "x"
-    assert (tool / "broken.count").read_text() == "xx" and again[2].status == DONE
+    again = {
+        one.name: one for one in firstlight.run([*chosen[:2], step("new", tool)], folder, arch="sm90", seconds=60.0)
+    }
+    assert again["right"] == ran["right"] and (tool / "right.count").read_text() == "x"
+    assert (tool / "broken.count").read_text() == "xx" and again["new"].status == DONE
     (late,) = firstlight.run([step("more", tool)], folder, arch="sm90", seconds=0.0)
     assert late.status == LEFT and not (tool / "more.count").exists()
     text = firstlight.page(chosen, ran, folder, "sm90")
     assert "| what of right | answer \\| of right |" in text and f"**{LATE}**" in text and "first line" in text
 
 
+MEETS = """
+import sys, time
+from pathlib import Path
+folder, mine, other = Path(sys.argv[1]), *sys.argv[2:4]
+(folder / mine).touch()
+ends = time.monotonic() + float(sys.argv[4])
+while time.monotonic() < ends and not (folder / other).exists():
+    time.sleep(0.01)
+met = (folder / other).exists()
+print("met" if met else "alone")
+if not met:
+    (folder / mine).unlink()
+"""
+
+
+@pytest.mark.parametrize(("beside", "said"), [((True, True), {"met"}), ((True, False), {"alone"})])
+def test_steps_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: tuple[bool, ...], said: set[str]
+) -> None:
+    """Those that may run side by side meet; one that is timed runs alone."""
+    script = tmp_path / "tool.py"
+    script.write_text(MEETS)
+    monkeypatch.setattr(firstlight, "TOOL", (sys.executable, str(script)))
+    wait = "60" if said == {"met"} else "0.3"
+    chosen = [
+        Step(mine, (str(tmp_path), mine, other, wait), 120.0, "what", beside=side)
+        for (mine, other), side in zip((("a", "b"), ("b", "a")), beside, strict=True)
+    ]
+    ran = list(firstlight.run(chosen, tmp_path / "out", arch="sm90", seconds=120.0))
+    assert {one.said for one in ran} == said and {one.name for one in ran} == {"a", "b"}
+
+
+def test_what_runs_ends_with_the_run(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is given up ends the processes of its steps."""
+    begun, begins = [], firstlight._begun
+    monkeypatch.setattr(firstlight, "_begun", lambda *asked: begun.append(begins(*asked)) or begun[-1])
+    asked = firstlight.run([step("right", tool), step("slow", tool)], tool / "out", arch="sm90", seconds=60.0)
+    assert next(asked).name == "right"
+    asked.close()
+    assert len(begun) == 2 and all(one.process.poll() is not None for one in begun)
+
+
 def test_a_step_out_of_time_writes_what_it_has(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is interrupted first; one that goes on all the same is killed."""
     monkeypatch.setattr(firstlight, "GRACE", 0.5)
     chosen = [step("slow", tool, 1.0), step("deaf", tool, 1.0)]
-    for one in firstlight.run(chosen, tool / "out", arch="sm90", seconds=60.0):
+    ran = list(firstlight.run(chosen, tool / "out", arch="sm90", seconds=60.0))
+    assert len(ran) == 2
+    for one in ran:
         assert (one.status, one.said) == (LATE, "wrote what it has") and one.seconds < 20
 
 
@@ -177,7 +223,7 @@ def test_a_bare_source_tree(tmp_path: Path) -> None:
     asked = [sys.executable, "-S", "-c", BARE, str(tmp_path / "out")]
     done = subprocess.run(asked, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["plan done 0", *["verify done 0", "captures done 0"] * 2]
+    assert sorted(done.stdout.splitlines()) == [*["captures done 0"] * 2, "plan done 0", *["verify done 0"] * 2]
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["schema"] == "fp8-oracle.plan/1"
     assert any((tmp_path / "out" / "captures").iterdir())
 

@@ -352,14 +352,9 @@ def _spread(scale: Tensor, times: int, k: int, block: int) -> Tensor:
     return raw.repeat_interleave(times, dim=1)[:, : -(-k // block)].contiguous().view(scale.dtype)
 
 
-def codes_of_side(name: str, dtypes: tuple[torch.dtype, ...], *dims: str, what: str) -> TensorSpec:
-    """An operand; its K counts bytes where two codes share one."""
-    return TensorSpec(name, Kind.CODES, dtypes, dims, what)
-
-
 def scale_bytes(name: str, what: str, dtypes: tuple[torch.dtype, ...] = BYTES) -> TensorSpec:
     """Scales in their memory, of any shape."""
-    return TensorSpec(name, Kind.SCALES, dtypes, None, f"scales of {what} as they lie", contiguous=True)
+    return TensorSpec(name, Kind.SCALES, dtypes, None, f"scales of {what} in storage order", contiguous=True)
 
 
 def check_recipe(inputs: Inputs, names: Sequence[str]) -> None:
