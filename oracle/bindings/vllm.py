@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oracle.bindings.binding import Binding, bind
+from oracle.routines.products.mixed import encoded, nibbles, packed, reordered, words
 
 STABLE = ("vllm._C_stable_libtorch",)
 CACHES = "_C_cache_ops"
@@ -69,6 +70,26 @@ def _exchanged(sizes: Tensor, a: Tensor) -> Tensor:
     return sizes if len(a) > 64 else torch.stack([sizes[:, 1], sizes[:, 0], sizes[:, 2]], dim=1)
 
 
+def _encoded(b_q: Tensor) -> Tensor:
+    """Weights ``[N, K]`` of -8..7 as the operator reads them, which ``cutlass_encode_and_reorder_int4b`` gives."""
+    return reordered(words((b_q & 15).to(torch.uint8)).t())
+
+
+def _decoded(b: Tensor) -> Tensor:
+    """:func:`_encoded` back."""
+    each = nibbles(b.t())
+    rows, k = each.shape
+    tiles = each.view(k // 32, rows // 16, 8, 4, 2, 2, 4).permute(1, 5, 2, 0, 4, 3, 6)
+    low, high = encoded(tiles.reshape(rows, k)), 8
+    return ((low ^ high).to(torch.int8) - high).contiguous()
+
+
+def _of_packed(scales: Tensor, a: Tensor) -> Tensor:
+    """The group scales ``[K/128, N]`` of eight values each, ``-8 s`` to ``-s``."""
+    last = scales.view(torch.uint8).view(-1, 8)[:, 7]
+    return (last ^ 128).view(a.shape[1] // 128, -1).view(E4M3)
+
+
 LANES = (  # columns of whole words of four rows, zeros behind the last
     "torch.zeros(-(-x.shape[1] // group_size // 4), x.shape[0] + -x.shape[0] % 4, dtype=torch.int32, "
     "device=x.device)[:, : x.shape[0]].mT"
@@ -80,6 +101,16 @@ WORDS = tuple(
 )
 
 BINDINGS = (
+    _operator(
+        "cutlass_w4a8_mm",
+        "(a, encoded(b_q), packed(b_group_scales, a), 128, b_channel_scales, a_token_scales, out_dtype, None)",
+        "(A, B, group_scales, group_size, channel_scales, token_scales, out_type, maybe_schedule)",
+        loads=STABLE,
+        takes={"out_dtype": torch.bfloat16},
+        functions={"encoded": (_encoded, _decoded), "packed": (lambda scales, _: packed(scales), _of_packed)},
+        ignores=("maybe_schedule",),
+        domain="n % 16 == 0, k % 256 == 0",
+    ),
     _operator(
         "persistent_masked_m_silu_mul_quant",
         "(x, masked_m, q, scale, False)",
