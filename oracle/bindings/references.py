@@ -17,7 +17,7 @@ TE_PARAMETERS = (
 TENSORS = "modelopt.torch.quantization.qtensor"
 NO_NAN = {"data of nan": "E2M1 has no NaN, and its reference documents no rule for one"}
 NO_RULE = {"data of nan": "its pages document no rule for NaN and infinity"}
-FINITE = "torch.isfinite(x).all()"
+FINITE = "global_scale.numel() == 1 and torch.isfinite(x).all()"
 
 
 def _amax(scale: Tensor, largest: int = 448) -> Tensor:
@@ -42,7 +42,7 @@ def _codes(tensor: Any) -> Tensor:
 
 
 OF_TE = {"functions": {"amax": (_amax, _scale_of), "word": (str.upper, str.lower)}, "exempt": NO_NAN, "where": FINITE}
-OF_TENSORS = {"functions": {"tensor": (_codes, _codes)}, "where": FINITE, "release": "nvidia-modelopt 0.47.0"}
+OF_TENSORS = {"functions": {"tensor": (_codes, _codes)}, "release": "nvidia-modelopt 0.47.0"}
 
 BINDINGS = (
     *(
@@ -77,6 +77,7 @@ BINDINGS = (
         "(x) -> tensor(q), scale",
         "(input, weights_scaling_factor=None)",
         takes={"layout": "linear", "element": "e4m3", "rounding": "rceil", "alignment": 32},
+        where="torch.isfinite(x).all()",
         numerics="modelopt_mxfp8",
         exempt=NO_RULE,
         **OF_TENSORS,
@@ -90,6 +91,7 @@ BINDINGS = (
         takes={"layout": "linear", "is_global_scale_inversed": True, "scale": torch.uint8},
         numerics="modelopt_0_47_nvfp4",
         exempt=NO_RULE,
-        **OF_TENSORS | {"where": f"global_scale.numel() == 1 and {FINITE}"},
+        where=FINITE,
+        **OF_TENSORS,
     ),
 )
