@@ -64,6 +64,7 @@ BYTE = 0xFF
 SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
 FEW = 12  # elements of a product of which a changed call must give about the values
 COMPARED = 1 << 12  # elements of a changed input that are compared with its own before all are
+OPENED = 16  # of what fails, one of so many may be NaN by a changed call that says nothing else there
 MOST = 0.95  # of the elements that a changed call leaves out
 QUARTER = 32  # rows of a tile that lie one behind the other
 STEPS = (4, 8, 16)  # in which rows go, so that the last ones are left out
@@ -102,7 +103,7 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
                 held = call.contract.judged(changed, output, numerics)
         except OracleError:  # the contract takes no such call, or another output belongs to it
             held = None
-        if held is not None and _right(held, verdict):
+        if held is not None and _right(held, verdict, changed, judged):
             if LEFT_OUT not in text:
                 return text
             if not _beyond(call, judged):
@@ -202,9 +203,19 @@ def _distance(x: Tensor, due: Tensor, open_: Tensor | None = None) -> Tensor:
     return away.masked_fill(alike, 0.0)
 
 
-def _right(held: Verdict, verdict: Verdict) -> bool:
-    passed = held.status in (Status.PASSED, Status.MISTRUSTED)
-    return passed and held.total >= verdict.total > 0 and held.unconstrained <= verdict.unconstrained
+def _right(held: Verdict, verdict: Verdict, changed: Call, output: Mapping[str, Tensor]) -> bool:
+    """Whether the output is right for the changed call, which leaves no more open; but a few NaN, where the output has
+    NaN as well."""
+    if held.status not in (Status.PASSED, Status.MISTRUSTED) or not held.total >= verdict.total > 0:
+        return False
+    more = held.unconstrained - verdict.unconstrained
+    if more <= 0 or more * OPENED > verdict.outside:
+        return more <= 0
+    results = changed.truth
+    return all(
+        name in results and results[name].shape == x.shape and torch.equal(_nan(results[name]), _nan(x))
+        for name, x in output.items()
+    )
 
 
 def _left_out(held: Verdict, verdict: Verdict, call: Call, output: Mapping[str, Tensor]) -> bool:
@@ -246,9 +257,13 @@ def _nothing(x: Tensor) -> Tensor:
     return (value == 0) | torch.isnan(value)
 
 
+def _nan(x: Tensor) -> Tensor:
+    """Elements that are NaN, bool."""
+    return is_nan(codes_of(x), of_dtype(x.dtype)) if x.dtype in FP8 else torch.isnan(x)
+
+
 def _has_nan(x: Tensor) -> bool:
-    nan = is_nan(codes_of(x), of_dtype(x.dtype)) if x.dtype in FP8 else torch.isnan(x)
-    return bool(nan.any())
+    return bool(_nan(x).any())
 
 
 def _brings_nan(inputs: Mapping[str, Tensor], call: Call) -> bool:
