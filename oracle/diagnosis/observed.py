@@ -236,8 +236,9 @@ def late_picks(n: int, more: Sequence[int] = ()) -> Iterator[tuple[str, Tensor]]
 
 
 def cuts(n: int) -> list[int]:
-    """Where a loop over ``n`` indices may end early: at a whole number of steps, or at its last whole one."""
-    return list(dict.fromkeys(c for size in CUTS for c in (size, n // size * size) if 0 < c < n))
+    """Where a loop over ``n`` indices may end early: at a whole number of steps, or at its last whole one; the largest
+    first, which says least where several explain the same."""
+    return sorted({c for size in CUTS for c in (size, n // size * size) if 0 < c < n}, reverse=True)
 
 
 def picked(x: Tensor, axis: int, at: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ from oracle.errors import OracleError
 from oracle.numbers.formats import codes_of, decode, is_nan, of_dtype
 from oracle.routines.base import FP8, Call, Output, by_name
 from oracle.routines.traits import Kind, OptionSpec, TensorSpec
-from oracle.truth.layout import HEIGHTS, WIDTH
+from oracle.truth.layout import HEIGHTS, WIDTH, swizzle_offsets
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.pattern import count, places
 from oracle.verdict.sets import bits_of
@@ -396,17 +396,32 @@ def _tiles(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if spec.kind is not Kind.SCALES or x.element_size() != 1 or not x.is_contiguous():
         return
     flat = x.view(torch.uint8).flatten()
-    for height in (height for height in HEIGHTS.values() if x.numel() and not x.numel() % (height * WIDTH)):
-        tiles, of = flat.reshape(-1, height * WIDTH), f"{height}x{WIDTH}"
+    for of, height in ((of, n) for of, n in HEIGHTS.items() if x.numel() and not x.numel() % (n * WIDTH)):
+        tiles = flat.reshape(-1, height * WIDTH)
         count = len(tiles)
         if height > QUARTER:
             quarter = tiles.reshape(count, QUARTER, -1, WIDTH)[:, :, :1].expand(-1, -1, height // QUARTER, -1)
             yield f"of the rows of a {of} tile taken to be those of its first {QUARTER}", _like(x, quarter)
         for wide in (wide for wide in range(1, count) if count % wide == 0):
             at = torch.arange(count, device=x.device)
-            if wide > 1:
-                yield f"with {of} tiles in a row counted one too few", _like(x, tiles[at - at // wide])
+            if wide == 1:
+                yield f"of later {of} tiles taken to be those of the first", _like(x, tiles[at % wide])
+                continue
+            yield f"with {of} tiles in a row counted one too few", _like(x, tiles[at - at // wide])
             yield f"of later rows of {of} tiles taken to be those of the first", _like(x, tiles[at % wide])
+            yield f"of later columns of {of} tiles taken to be those of the first", _like(x, tiles[at // wide * wide])
+        for wide in (wide for wide in range(1, count + 1) if count % wide == 0):
+            for columns in range(wide * WIDTH, max(0, (wide - 1) * WIDTH), -1):
+                yield f"in {of} tiles read as rows one behind the other", _like(x, _untiled(flat, of, wide, columns))
+
+
+def _untiled(flat: Tensor, tile: str, wide: int, columns: int) -> Tensor:
+    """The tiles ``[T]`` of a matrix, ``wide`` of them in a row, whose elements are those that its memory ``flat`` has
+    where rows of so many ``columns`` lie one behind the other; padding stays as it is."""
+    offsets = swizzle_offsets(len(flat) // (wide * WIDTH), wide * WIDTH, tile=tile).to(flat.device)[:, :columns]
+    result = flat.clone()
+    result[offsets.flatten()] = flat[: offsets.numel()]
+    return result
 
 
 def _like(x: Tensor, made: Tensor) -> Tensor:
@@ -495,7 +510,7 @@ def _dropped(spec: TensorSpec, x: Tensor, *, rows: bool) -> Iterator[tuple[str, 
         n = x.shape[axis]
         if spec.kind in (Kind.CODES, Kind.VALUES) and not rows and (axis, x.dim()) in ((0, 2), (1, 3)):
             continue
-        for cut in dict.fromkeys((*cuts(n), *([n - 1] if n > 1 else []))):
+        for cut in dict.fromkeys((*([n - 1] if n > 1 else []), *cuts(n))):
             late = (torch.arange(n, device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
             of = f" along axis {axis}" if x.dim() > 1 else ""
             coded = x.dtype in FP8 and nothing == 0
