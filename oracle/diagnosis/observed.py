@@ -222,8 +222,8 @@ def picks(n: int) -> Iterator[tuple[str, Tensor]]:
         yield "taken backwards", n - 1 - at
     if n > 2:
         yield "of the last index taken from the one before", at.clamp(max=n - 2)
-        yield "taken in runs of two, the first half for all", at // 2
-        yield "taken in runs of four, the first quarter for all", at // 4
+        yield "taken for groups twice as long", at // 2
+        yield "taken for groups four times as long", at // 4
 
 
 def late_picks(n: int, more: Sequence[int] = ()) -> Iterator[tuple[str, Tensor]]:
