@@ -300,11 +300,17 @@ def _varied(contract: Contract, calls: Sequence[Call]) -> dict[tuple[str, object
 
 
 def _dtypes(calls: Sequence[Call], dtypes: Sequence[tuple[torch.dtype, ...]]) -> str:
-    """The dtypes of an output, or the input whose dtype it has."""
+    """The dtypes of an output, or the input whose dtype it has, in all calls or where that is no 8-bit one."""
     result = dict.fromkeys(str(word(dtype)) for each in dtypes for dtype in each)
     for name in calls[0].inputs if len(result) > 1 else ():
-        if all(name in c.inputs and (c.inputs[name].dtype,) == due for c, due in zip(calls, dtypes, strict=True)):
+        pairs = [(c.inputs[name].dtype, due) for c, due in zip(calls, dtypes, strict=True) if name in c.inputs]
+        others = {due for own, due in pairs if (own,) != due}
+        if len(pairs) == len(calls) and not others:
             return f"{OF}{name}"
+        narrow = [own.itemsize == 1 for own, _ in pairs]
+        told = not all(narrow) and narrow == [(own,) != due for own, due in pairs]
+        if len(pairs) == len(calls) and len(others) == 1 and told:
+            return f"{OF}{name}, {'|'.join(str(word(one)) for one in others.pop())} for one of 8 bits"
     return "|".join(result)
 
 
