@@ -87,8 +87,8 @@ def nibbles_swapped(x: Tensor) -> Tensor:
 
 
 def pairs_swapped(x: Tensor) -> Tensor:
-    """Neighbours along the last axis of ``x`` exchanged: any shape, any dtype; the same shape and dtype. The last one of
-    an odd number stays."""
+    """Neighbours along the last axis of ``x`` exchanged: any shape, any dtype; the same shape and dtype. The last of an
+    odd number stays."""
     bits = bits_of(x)
     even = bits[..., : bits.shape[-1] // 2 * 2]
     swapped = even.reshape(*even.shape[:-1], -1, 2).flip(-1).reshape(even.shape)
