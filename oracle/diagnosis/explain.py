@@ -57,7 +57,7 @@ from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.measured import measured
 from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import UNLIKE, needed, observed, tail_of_k, times_right
-from oracle.diagnosis.other_calls import taken_otherwise
+from oracle.diagnosis.other_calls import rows_by_ids, taken_otherwise
 from oracle.errors import NumericsError, counted
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
 from oracle.numbers.recipe_table import recipes
@@ -534,7 +534,8 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     if not _complete(explanations):
         words = [*observed(failure.output, failure.right, failure.bad), *tail_of_k([used for _, used in factors])]
     counts = count(failure.refused), failure.total
-    text = next(measured(failure.output, failure.right, failure.bad, near=True), None)
+    by_ids = rows_by_ids(failure.call, failure.output)
+    text = next(measured(failure.output, failure.right, failure.bad, near=True, paged=by_ids), None)
     return Diagnosis(*counts, where, shown, tuple(findings), first, seen, used, tuple(words), text)
 
 
@@ -704,7 +705,7 @@ def _measured(
         x, due, mask = (call.contract.in_order(call, name, y) for y in (outputs[name], right[name], bad[name]))
         held = [(text, call.contract.in_order(call, name, y)) for text, y in _alike_inputs(call, outputs[name])]
         own = None if bounds is None or x.shape != outputs[name].shape else bounds.get(name)
-        paged = call.contract.paged(name)
+        paged = call.contract.paged(name) or rows_by_ids(call, outputs[name])
         text = next(measured(x, due, mask, held=held, bounds=own, near=bounds is not None, paged=paged), None)
         if text is None:
             return None

@@ -305,7 +305,7 @@ def _changes(call: Call) -> Iterator[Changed]:
     }
     if sum(not _same(result, inputs[name]) for name, result in small.items()) > 1:
         yield f"{' and '.join(small)} {SMALL}", {**inputs, **small}, call.options
-    left_out, in_groups = partial(_dropped, rows=not _counted(call)), partial(_in_groups, call)
+    left_out, in_groups = partial(_dropped, call), partial(_in_groups, call)
     orders = (_constants, _words, _memory, _tiles, _formats, _ended, early, in_groups, left_out, late)
     for order in orders:
         for spec in supplied:
@@ -499,8 +499,20 @@ def _counted(call: Call) -> bool:
     return any(spec.kind in (Kind.OFFSETS, Kind.COUNTS) and spec.name in call.inputs for spec in call.contract.inputs)
 
 
-def _dropped(spec: TensorSpec, x: Tensor, *, rows: bool) -> Iterator[tuple[str, Tensor]]:
-    """An axis whose end is left out: nothing comes from there; of data that of ``rows`` too."""
+def rows_by_ids(call: Call, x: Tensor) -> bool:
+    """Whether each row of ``x`` (any shape, any dtype) has an id, so that which rows are missing may follow from those.
+
+    Source: derived here, from the kinds of the inputs."""
+    ids = [
+        call.inputs[spec.name] for spec in call.contract.inputs if spec.kind is Kind.IDS and spec.name in call.inputs
+    ]
+    return x.dim() > 0 and any(one.dim() > 0 and one.shape[0] == x.shape[0] for one in ids)
+
+
+def _dropped(call: Call, spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """An axis whose end is left out: nothing comes from there; of data that of rows too, where no input says which rows
+    there are."""
+    rows = not _counted(call) and not rows_by_ids(call, x)
     if spec.kind not in DROPPED or x.dtype not in (torch.float32, torch.float16, torch.bfloat16, *FP8):
         return
     if spec.kind is Kind.STATE and x.dtype in FP8:

@@ -30,13 +30,14 @@ def failing(outside: int, *names: str, tried: Sequence[Tried] = ()) -> Finding:
         ),
         ([failing(9, TAIL), failing(20, HALF)], [(), (HALF,)]),
         ([failing(9, TAIL), failing(20)], [(TAIL,), ()]),
+        ([failing(9, TAIL), failing(20), failing(30)], [(), (), ()]),  # more failures without a name
         ([failing(9, TAIL)], [(TAIL,)]),
         ([], []),
     ],
 )
 def test_what_most_failures_share(findings: list[Finding], names: list[tuple[str, ...]]) -> None:
     """Alternatives that one case has alone are left out; of equally many the larger failure decides; numbers of the
-    call are no part of a mechanism; a failure for which no fault was found refutes nothing."""
+    call are no part of a mechanism; one failure for which no fault was found refutes nothing, more than have it do."""
     assert [finding.verdict.explained_by for finding in agreed(findings)] == names
 
 
