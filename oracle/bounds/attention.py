@@ -138,7 +138,9 @@ def _float32(problem: Attention, p: torch.dtype | None) -> Edges:
     lost = (lost + value.out_slack) * ROOM + ETA * (n + 8) * (1 + scale)
     # the row's maximum is among the weights: the sum is at least 1, and an error beyond half of it is no bound
     unbounded = (eps * (weights > 0)).amax(dim=1) > 0.5
-    out = value.out.masked_fill(torch.isnan(values(problem.v)).any(dim=0), torch.nan)  # 0 times NaN, or no product
+    out = value.out.masked_fill(
+        (~torch.isfinite(values(problem.v))).any(dim=0), torch.nan
+    )  # 0 times NaN, or no product
     return _edges(problem, out, lost, value.lse, _lse_error(eps, weights, value.lse, n + 2 * tiles), unbounded)
 
 
@@ -188,7 +190,7 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     above = torch.maximum(above, low * scale[:, None])
     summed = gamma(2 * n + 4 * tiles)
     spread = (summed + 3 * U + 2.0**-22) * torch.maximum(below.abs(), above.abs()) * ROOM + 8 * ETA
-    nan = torch.isnan(walk.total)[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
+    nan = torch.isnan(walk.total)[:, None] | (~torch.isfinite(decode(problem.v))).any(dim=0)[None, :]
     middle, lost = (below + above) / 2, (above - below) / 2 + spread
     return _edges(problem, middle.masked_fill(nan, torch.nan), lost, lse, lse_lost, torch.zeros_like(nan[:, 0]))
 
@@ -316,7 +318,7 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error:
     quotients = [end / of_l for end in (middle - spread, middle + spread) for of_l in (least, largest)]
     low, high = torch.stack(quotients).amin(dim=0) * scale, torch.stack(quotients).amax(dim=0) * scale
     rounded = (4 * U + 2.0**-22) * torch.maximum(low.abs(), high.abs()) * ROOM + 8 * ETA
-    bad = nan[:, None] | torch.isnan(decode(problem.v)).any(dim=0)[None, :]
+    bad = nan[:, None] | (~torch.isfinite(decode(problem.v))).any(dim=0)[None, :]
     unbounded = ((eps.masked_fill(~keys, 0.0).amax(dim=1, keepdim=True) > 0.5) | (eps_a > 0.5))[:, 0]
     lse = (level[:, 0] - raised) * math.log(2.0) + torch.log(total[:, 0].clamp(min=2.0**-1000))
     relative = (of_sum / total.clamp(min=2.0**-1000))[:, 0] + math.log(2.0) * moved[:, 0]

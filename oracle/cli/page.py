@@ -37,10 +37,13 @@ from oracle.numbers.recipes import CodeFormula, CodeRounding, NanAmax, PowerOfTw
 from oracle.routines import Contract, profiles, registered
 from oracle.routines.base import Call, OptionSpec, Out, TensorSpec
 from oracle.routines.case import Case
+from oracle.routines.changes import word_of
 from oracle.routines.options import word
+from oracle.routines.reached import Calls
 from oracle.routines.traits import Kind
 from oracle.tensorcore.schedules import Schedule, schedules
 
+OF = "the dtype of "  # an input
 FEW = 1 << 16  # elements of the inputs of a case that is small
 FEW_CALLS = 3  # below which no formula of a shape is trusted
 EVERY = "Inputs have any strides but for those marked contiguous. No call has a tensor without elements."
@@ -191,14 +194,17 @@ def _option(option: OptionSpec) -> str:
 
 def _calls(contract: Contract, profile: str) -> list[Call]:
     """The small cases of the profile, one of each size and options, as calls, in the usual dtype of the output where
-    they admit it."""
+    they admit it; the smallest with each other dtype of an input too."""
     listed = sorted(profiles.cases(contract.name, profile), key=_size)
     alike = {(case.extents, case.options, case.dtypes): case for case in reversed(listed)}
-    small: list[Call] = []
-    for case in list(reversed(alike.values()))[:24]:
+    cases = list(reversed(alike.values()))
+    of_dtypes = list({case.dtypes: case for case in reversed(cases)}.values())
+    known, small = Calls(), list[Call]()
+    of_dtypes += [new for new in _retyped(contract, cases[0]) if known.admits(new)] if cases else []
+    for case in dict.fromkeys((*cases[:24], *of_dtypes)):
         inputs = case.inputs()
-        if len(small) >= 4 and sum(x.numel() for x in inputs.values()) > FEW:
-            break
+        if case not in of_dtypes and len(small) >= 4 and sum(x.numel() for x in inputs.values()) > FEW:
+            continue
         named = case.call_options()
         usual = {name: value for name, value in named.items() if name != "out_dtype"}
         try:
@@ -209,6 +215,12 @@ def _calls(contract: Contract, profile: str) -> list[Call]:
         ):  # the usual dtype does not go with these inputs: from E4M3 to E4M3, bf16 weights
             small.append(Call(contract, inputs, named).checked())
     return small
+
+
+def _retyped(contract: Contract, case: Case) -> Iterator[Case]:
+    """The case with each other dtype of each of its inputs."""
+    for spec in contract.inputs:
+        yield from (replace(case, changes=((spec.name, word_of(dtype)),)) for dtype in spec.dtypes)
 
 
 def _size(case: Case) -> int:
@@ -225,7 +237,8 @@ def _outputs(contract: Contract, calls: Sequence[Call]) -> Iterator[str]:
         having = [(call, due) for call, due in every if name in due]
         pairs = [p for p in having if all(p[0].resolved[o.name] == o.default for o in contract.options)] or having
         usual, dues = [call for call, _ in pairs], [due for _, due in pairs]
-        dtypes = _dtypes(usual, [each[name].dtypes for each in dues])
+        every_dtype = _dtypes([call for call, _ in having], [due[name].dtypes for _, due in having])
+        dtypes = every_dtype if every_dtype.startswith(OF) else _dtypes(usual, [each[name].dtypes for each in dues])
         partly = any(each[name].specified is not None for each in dues)
         text = "; some elements are unspecified" if partly else ""
         text += "; may be left out" if any(each[name].optional for each in dues) else ""
@@ -287,11 +300,17 @@ def _varied(contract: Contract, calls: Sequence[Call]) -> dict[tuple[str, object
 
 
 def _dtypes(calls: Sequence[Call], dtypes: Sequence[tuple[torch.dtype, ...]]) -> str:
-    """The dtypes of an output, or the input whose dtype it has."""
+    """The dtypes of an output, or the input whose dtype it has, in all calls or where that is no 8-bit one."""
     result = dict.fromkeys(str(word(dtype)) for each in dtypes for dtype in each)
     for name in calls[0].inputs if len(result) > 1 else ():
-        if all(name in c.inputs and (c.inputs[name].dtype,) == due for c, due in zip(calls, dtypes, strict=True)):
-            return f"the dtype of {name}"
+        pairs = [(c.inputs[name].dtype, due) for c, due in zip(calls, dtypes, strict=True) if name in c.inputs]
+        others = {due for own, due in pairs if (own,) != due}
+        if len(pairs) == len(calls) and not others:
+            return f"{OF}{name}"
+        narrow = [own.itemsize == 1 for own, _ in pairs]
+        told = not all(narrow) and narrow == [(own,) != due for own, due in pairs]
+        if len(pairs) == len(calls) and len(others) == 1 and told:
+            return f"{OF}{name}, {'|'.join(str(word(one)) for one in others.pop())} for one of 8 bits"
     return "|".join(result)
 
 

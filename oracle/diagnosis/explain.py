@@ -54,9 +54,10 @@ from oracle.diagnosis.candidates import (
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
+from oracle.diagnosis.measured import measured
 from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import UNLIKE, needed, observed, tail_of_k, times_right
-from oracle.diagnosis.other_calls import taken_otherwise
+from oracle.diagnosis.other_calls import rows_by_ids, taken_otherwise
 from oracle.errors import NumericsError, counted
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
 from oracle.numbers.recipe_table import recipes
@@ -90,6 +91,7 @@ TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
 SMALL = 1 << 20  # elements of a call without products that is searched whole by default
+MEASURED = 1 << 23  # elements of outputs without products of which what fails is looked at by default
 SHOWN = 12  # explanations in a diagnosis
 CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by itself
 WIDE = 8  # bits that the fraction of a value tells at most
@@ -108,7 +110,8 @@ class Diagnosis:
 
     ``explanations``, best first; ``findings``, general observations in words; ``first_block``, the first K block that
     enters with a wrong factor, where the factors are known; ``places`` and ``blocks``, what :meth:`plot` draws;
-    ``observed``, what the failing elements show beside that (:mod:`oracle.diagnosis.observed`)."""
+    ``observed``, what the failing elements show beside that (:mod:`oracle.diagnosis.observed`); ``measured``, a name
+    that they give themselves (:mod:`oracle.diagnosis.measured`)."""
 
     failing: int
     total: int
@@ -119,6 +122,7 @@ class Diagnosis:
     places: tuple[Place, ...] = field(default=(), compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
     observed: tuple[str, ...] = ()
+    measured: str | None = None
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
         """Draw where the output fails and what explains it.
@@ -170,10 +174,12 @@ class Diagnosis:
         """What ``Verdict.explained_by`` says.
 
         Every complete explanation, else those that act in the failing elements only, else those by position: each
-        reproduces all that fails. What reproduces a part of it is listed in ``explanations`` alone."""
+        reproduces all that fails. What reproduces a part of it is listed in ``explanations`` alone. Where there is none
+        of these, what is ``measured``."""
         result = self.explanations
         chosen = [e for e in result if e.complete] or [e for e in result if e.local]
-        return tuple(str(e) for e in chosen or [e for e in result if e.placed])
+        chosen = chosen or [e for e in result if e.placed]
+        return tuple(map(str, chosen)) or (() if self.measured is None else (self.measured,))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -239,7 +245,17 @@ def explain_verdict(
             flat = by_name(output)["out"].reshape(failing.bad.shape)
             shown = () if names else tuple(observed(flat, failing.near, failing.bad, near=True))
             return replace(verdict, explained_by=names, observed=shown)
+        if call.optional_operands is None and verdict.total <= MEASURED:
+            named = _of_large_outputs(call, call.contract.validate_output(call.checked(), output), numerics)
+            return replace(verdict, explained_by=() if named is None else (named,))
     return verdict
+
+
+def _of_large_outputs(call: Call, outputs: Mapping[str, Tensor], numerics: str | None) -> str | None:
+    """What outputs of a call that is too large to be searched show by themselves, at the price of a judgement."""
+    right = by_name(run(call))
+    bad, _, bounds = _refused(call, outputs, right, numerics)
+    return _measured(call, outputs, right, bad, bounds)
 
 
 def _or_other_call(
@@ -518,7 +534,9 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     if not _complete(explanations):
         words = [*observed(failure.output, failure.right, failure.bad), *tail_of_k([used for _, used in factors])]
     counts = count(failure.refused), failure.total
-    return Diagnosis(*counts, where, shown, tuple(findings), first, seen, used, tuple(words))
+    by_ids = rows_by_ids(failure.call, failure.output)
+    text = next(measured(failure.output, failure.right, failure.bad, near=True, paged=by_ids), None)
+    return Diagnosis(*counts, where, shown, tuple(findings), first, seen, used, tuple(words), text)
 
 
 def _farthest(failure: FailingOutput, results: Sequence[tuple[Tensor, Factors]]) -> Blocks:
@@ -630,7 +648,7 @@ def _of_whole_outputs(asked: Call, outputs: Mapping[str, Tensor], numerics: str 
     if "out" in outputs and call.resolved.get("out_dtype", outputs["out"].dtype) is None:
         call = replace(call, options={**call.options, "out_dtype": outputs["out"].dtype})
     base, right = _closest_recipe(call, outputs)
-    bad, width = _refused(call, outputs, right, numerics)
+    bad, width, bounds = _refused(call, outputs, right, numerics)
     failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
     results, most, tried = list[Explanation](), 0, 0
     for fault in faults_of(call.contract.name):
@@ -669,7 +687,37 @@ def _of_whole_outputs(asked: Call, outputs: Mapping[str, Tensor], numerics: str 
         if copied:
             text = [one for one in text if not one.startswith(UNLIKE)]
         words += [f"{name}: {one}" if several else one for one in text]
-    return Diagnosis(failing, total, where, ranked(results)[:SHOWN], places=seen, observed=tuple(words))
+    said = _measured(call, outputs, right, bad, bounds)
+    return Diagnosis(failing, total, where, ranked(results)[:SHOWN], places=seen, observed=tuple(words), measured=said)
+
+
+def _measured(
+    call: Call,
+    outputs: Mapping[str, Tensor],
+    right: Mapping[str, Tensor],
+    bad: Mapping[str, Tensor],
+    bounds: Mapping[str, Bounds] | None,
+) -> str | None:
+    """What the failing elements are (:mod:`oracle.diagnosis.measured`), where something is said of each output that has
+    some; ``bounds`` as :func:`_refused` gives them."""
+    words = []
+    for name in (name for name, mask in bad.items() if bool(mask.any())):
+        x, due, mask = (call.contract.in_order(call, name, y) for y in (outputs[name], right[name], bad[name]))
+        held = [(text, call.contract.in_order(call, name, y)) for text, y in _alike_inputs(call, outputs[name])]
+        own = None if bounds is None or x.shape != outputs[name].shape else bounds.get(name)
+        paged = call.contract.paged(name) or rows_by_ids(call, outputs[name])
+        text = next(measured(x, due, mask, held=held, bounds=own, near=bounds is not None, paged=paged), None)
+        if text is None:
+            return None
+        words.append(f"{name}: {text}")
+    return " and ".join(words)
+
+
+def _alike_inputs(call: Call, x: Tensor) -> list[tuple[str, Tensor]]:
+    """Inputs that an output ``x`` may hold as they are, with what is said of it then."""
+    state = {spec.name for spec in call.contract.inputs if spec.kind is Kind.STATE}
+    alike = [(name, y) for name, y in call.inputs.items() if (y.shape, y.dtype) == (x.shape, x.dtype)]
+    return [("not written" if name in state else f"is {name}, as it is", y) for name, y in alike]
 
 
 def _evidence(call: Call, outputs: Mapping[str, Tensor], bad: Mapping[str, Tensor]) -> float:
@@ -722,27 +770,27 @@ def with_recipe(recipe: Recipe, contract: str) -> Fault:
 
 def _refused(
     call: Call, outputs: Mapping[str, Tensor], right: Mapping[str, Tensor], numerics: str | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, dict[str, Bounds] | None]:
     """The elements that fail: those that differ from ``right``. Of a quantiser those that the judgement refuses too,
     a code only where it is wrong for the published scale and for the right one; of a contract without operands those
     outside the ranges of its first alternative, where ``right`` is one of several right results. These come with how
-    far right results lie apart, by element, which is None for the others."""
+    far right results lie apart, by element, and with the bounds that are known, which are None for the others."""
     wrong = {name: ~agree(outputs[name], right[name]) for name in right}
-    bad, width = call.contract.refused(call, outputs, right), None
+    bad, width, known = call.contract.refused(call, outputs, right), None, None
     if bad is None and call.optional_operands is None:
         first = call.contract.admissible(call, numerics)[0]
         ranges = first.ranges(call.contract.expected(call)) or {}
         if isinstance(first, Bits):
-            return {name: bits_of(outputs[name]) != bits_of(right[name]) for name in right}, None
-        width = {name: _two_steps(right[name]) for name in wrong}
+            return {name: bits_of(outputs[name]) != bits_of(right[name]) for name in right}, None, None
+        width, known = {name: _two_steps(right[name]) for name in wrong}, dict[str, Bounds]()
         if set(ranges) >= set(wrong):
-            bounds = {name: bounds_of(ranges[name], "", wrong[name].device) for name in wrong}
-            bad = {name: _outside_of(bounds[name], outputs[name]) for name in wrong}
-            width |= {name: _apart(b) for name, b in bounds.items() if b.low.shape == width[name].shape}
+            known = {name: bounds_of(ranges[name], "", wrong[name].device) for name in wrong}
+            bad = {name: _outside_of(known[name], outputs[name]) for name in wrong}
+            width |= {name: _apart(b) for name, b in known.items() if b.low.shape == width[name].shape}
     if bad is None or any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
-        return wrong, width
+        return wrong, width, known
     refused = {name: mask & bad[name].reshape(mask.shape) for name, mask in wrong.items()}
-    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong, width
+    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong, width, known
 
 
 def _copied(call: Call, x: Tensor, bad: Tensor) -> list[str]:

@@ -54,10 +54,10 @@ def observed(output: Tensor, right: Tensor, bad: Tensor, *, near: bool = False, 
     says; source: derived there."""
     if not bool(bad.any()):
         return []
-    elsewhere = list(_elsewhere(output, right, bad, near=near)) if output.dtype == right.dtype else []
+    elsewhere = list(other_index(output, right, bad, near=near)) if output.dtype == right.dtype else []
     axes = list(_axes(bad, paged=paged))
     output, right, bad = (x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1) for x in (output, right, bad))
-    moved = list(_moved(output, right, bad)) if not near and output.dtype == right.dtype else []
+    moved = list(moved_lines(output, right, bad)) if not near and output.dtype == right.dtype else []
     numbers = output.is_floating_point() and output.dtype == right.dtype
     values = list(_values(output, right, bad, near=near) if numbers else _integers(output, bad))
     if elsewhere or moved:
@@ -89,15 +89,15 @@ def _values(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterat
         yield f"every failing element is {float(y[0]):.9g}"
         return
     if not near and bool(torch.isfinite(y).all() and torch.isfinite(due).all()):
-        steps = (_rank(output)[bad] - _rank(right)[bad]).abs()
+        steps = (rank(output)[bad] - rank(right)[bad]).abs()
         if int(steps.max()) <= 1:
             yield "every failing element is one unit in the last place off"
-            yield from _side(y, due, _rank(right)[bad])
+            yield from _side(y, due, rank(right)[bad])
             return
-    if output.dtype == torch.float32 and (text := _narrow(output[bad], right[bad], near=near)) is not None:
+    if output.dtype == torch.float32 and (text := narrower(output[bad], right[bad], near=near)) is not None:
         yield text
         return
-    if (ratio := _ratio(y, due, 0.5 * 2.0 ** -of_dtype(output.dtype).fraction_bits)) is not None:
+    if (ratio := constant_ratio(y, due, 0.5 * 2.0 ** -of_dtype(output.dtype).fraction_bits)) is not None:
         yield times_right(ratio, f"{ratio:.4g}")
     elif int((torch.isfinite(y) & torch.isfinite(due)).sum()) >= MANY and not correlates(output, right, bad):
         yield f"{UNLIKE}: other operands, or old memory"
@@ -110,20 +110,27 @@ def times_right(ratio: float, said: str) -> str:
     return f"every failing element is {said} times the right result{power}"
 
 
-def _side(y: Tensor, due: Tensor, rank: Tensor) -> Iterator[str]:
-    """To which side elements lie that are one unit in the last place off, ``rank`` that of the right results."""
+def _side(y: Tensor, due: Tensor, ranks: Tensor) -> Iterator[str]:
+    """To which side elements lie that are one unit in the last place off, ``ranks`` those of the right results."""
     if len(y) < CERTAIN or not bool((due != 0).all()):
         return
-    farther = y.abs() > due.abs()
-    if bool(farther.all()) or not bool(farther.any()):
-        where = "farther from" if bool(farther.all()) else "nearer to"
-        even = "; where each right result is even, as at ties" if bool((rank % 2 == 0).all()) else ""
+    if where := at_one_side(y, due):
+        even = "; where each right result is even, as at ties" if bool((ranks % 2 == 0).all()) else ""
         yield f"every failing element is {where} zero than the right result{even}"
 
 
-def _narrow(y: Tensor, due: Tensor, *, near: bool) -> str | None:
-    """That float32 elements ``y`` are values of 16 bits, of which the right ones ``due`` are none; both
-    one-dimensional. Zeros, which every format has, and what is no number tell nothing."""
+def at_one_side(y: Tensor, due: Tensor) -> str:
+    """At which side of the right values ``due`` all of the values ``y`` lie, float64 of one shape (any): "nearer to"
+    zero or "farther from" it; nothing where some lie at each, or where one is NaN. Source: derived here."""
+    nearer, farther = y.abs() < due.abs(), y.abs() > due.abs()
+    return "nearer to" if bool(nearer.all()) else "farther from" if bool(farther.all()) else ""
+
+
+def narrower(y: Tensor, due: Tensor, *, near: bool) -> str | None:
+    """That float32 elements ``y`` ``[E]`` are values of 16 bits, of which the right ones ``due`` ``[E]`` are none.
+
+    Zeros, which every format has, and what is no number (NaN, infinities) tell nothing. ``near`` as :func:`observed`
+    has it. Source: derived here."""
     if not bool(torch.isfinite(y).all() and torch.isfinite(due).all()) or int((y != 0).sum()) < CERTAIN:
         return None
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
@@ -134,16 +141,20 @@ def _narrow(y: Tensor, due: Tensor, *, near: bool) -> str | None:
     return None
 
 
-def _rank(x: Tensor) -> Tensor:
-    """Floating-point ``x`` as int64 in the order of its values, one unit in the last place apart; both zeros are 0."""
+def rank(x: Tensor) -> Tensor:
+    """Floating-point ``x`` (any shape) as int64 in the order of its values, one unit in the last place apart; both
+    zeros are 0, NaN lies behind infinity. Source: IEEE 754-2019, 5.10."""
     bits = 8 * x.dtype.itemsize
     raw = codes_of(x).to(torch.int64) & ((1 << bits) - 1)
     magnitude = raw & ((1 << bits - 1) - 1)
     return torch.where(raw >> bits - 1 == 1, -magnitude, magnitude)
 
 
-def _ratio(y: Tensor, due: Tensor, u: float) -> float | None:
-    """By what all of the right values ``due`` are multiplied; None where no one number does, or it may be 1."""
+def constant_ratio(y: Tensor, due: Tensor, u: float) -> float | None:
+    """By what all of the right values ``due`` (float64 ``[E]``) are multiplied in ``y`` (``[E]``), rounded by ``u``.
+
+    None where no one number does, or it may be 1. NaN and infinities have no ratio. Source: derived in the head of this
+    file."""
     some = due != 0
     if int(some.sum()) < SEVERAL or not bool((y[~some] == 0).all()):
         return None
@@ -153,7 +164,7 @@ def _ratio(y: Tensor, due: Tensor, u: float) -> float | None:
     return middle if alike and bool(((quotient / middle - 1).abs() <= 4 * u / (1 - 4 * u)).all()) else None
 
 
-def _by_chance(failing: int, lines: int, of: int) -> bool:
+def by_chance(failing: int, lines: int, of: int) -> bool:
     """Whether so many elements, each wherever chance puts it, may well lie in ``lines`` given ones ``of`` so many: as
     many sets of lines are looked for as there are first or last ones."""
     return failing * math.log2(of / lines) < needed(of)
@@ -163,7 +174,7 @@ def _places(bad: Tensor, *, paged: bool) -> Iterator[str]:
     for name, lines in (("row", bad.any(dim=1)), ("column", bad.any(dim=0))):
         at = torch.nonzero(lines)[:, 0]
         first, count = int(at[0]), len(lines)
-        if (paged and name == "row") or _by_chance(int(bad.sum()), len(at), count):
+        if (paged and name == "row") or by_chance(int(bad.sum()), len(at), count):
             continue
         if first > 0 and len(at) == count - first and len(at) > 1:
             yield f"{name}s from {first:,} on"
@@ -184,7 +195,7 @@ def _axes(bad: Tensor, *, paged: bool) -> Iterator[str]:
     """Of a tensor of more than two axes, from which index on of the others it fails, where it fails to the end."""
     for axis in range(int(paged), bad.dim() - 1) if bad.dim() > 2 else ():
         at = torch.nonzero(bad.transpose(0, axis).flatten(1).any(dim=1))[:, 0].tolist()
-        if _by_chance(int(bad.sum()), len(at), bad.shape[axis]):
+        if by_chance(int(bad.sum()), len(at), bad.shape[axis]):
             continue
         if at[0] > 0 and at == list(range(at[0], bad.shape[axis])):
             yield f"from index {at[0]} on along axis {axis}"
@@ -211,6 +222,8 @@ def picks(n: int) -> Iterator[tuple[str, Tensor]]:
         yield "taken backwards", n - 1 - at
     if n > 2:
         yield "of the last index taken from the one before", at.clamp(max=n - 2)
+        yield "taken for groups twice as long", at // 2
+        yield "taken for groups four times as long", at // 4
 
 
 def late_picks(n: int, more: Sequence[int] = ()) -> Iterator[tuple[str, Tensor]]:
@@ -225,8 +238,9 @@ def late_picks(n: int, more: Sequence[int] = ()) -> Iterator[tuple[str, Tensor]]
 
 
 def cuts(n: int) -> list[int]:
-    """Where a loop over ``n`` indices may end early: at a whole number of steps, or at its last whole one."""
-    return list(dict.fromkeys(c for size in CUTS for c in (size, n // size * size) if 0 < c < n))
+    """Where a loop over ``n`` indices may end early: at a whole number of steps, or at its last whole one; the largest
+    first, which says least where several explain the same."""
+    return sorted({c for size in CUTS for c in (size, n // size * size) if 0 < c < n}, reverse=True)
 
 
 def picked(x: Tensor, axis: int, at: Tensor) -> Tensor:
@@ -249,8 +263,9 @@ def made_nan(x: Tensor) -> Tensor:
     return torch.isnan(x) & ((fraction == 1 << (bits - 1)) | (fraction == (1 << bits) - 1))
 
 
-def _elsewhere(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterator[str]:
-    """Which other index of an axis all failing elements are the right results of."""
+def other_index(output: Tensor, right: Tensor, bad: Tensor, *, near: bool) -> Iterator[str]:
+    """Which other index of an axis all elements ``bad`` (bool) of ``output`` are the ``right`` results of, of one
+    shape; ``near`` as :func:`observed` has it. NaN and infinities count as their bits. Source: derived here."""
     if output.numel() > LOOKED_AT:
         return
     varied = _differs(bits_of(output)[bad])
@@ -305,9 +320,11 @@ def _ordinal(n: int) -> str:
     return {2: "second", 3: "third", 4: "fourth"}.get(n, f"{n}{ends.get(n % 10, 'th')}")
 
 
-def _moved(output: Tensor, right: Tensor, bad: Tensor) -> Iterator[str]:
-    """That every failing row, or column, has the bits of the right one of another place; of several failing ones, each
-    of several values, where no two right ones are alike."""
+def moved_lines(output: Tensor, right: Tensor, bad: Tensor) -> Iterator[str]:
+    """That every row, or column, of ``output`` ``[R, N]`` that is ``bad`` (bool) has the bits of another one of
+    ``right`` ``[R, N]``; of several failing ones, each of several values, where no two right ones are alike.
+
+    NaN is compared by its bits. Source: derived here."""
     if output.numel() > LOOKED_AT:
         return
     for name, result, due, lines in (

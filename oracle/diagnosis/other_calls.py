@@ -49,7 +49,7 @@ from oracle.errors import OracleError
 from oracle.numbers.formats import codes_of, decode, is_nan, of_dtype
 from oracle.routines.base import FP8, Call, Output, by_name
 from oracle.routines.traits import Kind, OptionSpec, TensorSpec
-from oracle.truth.layout import HEIGHTS, WIDTH
+from oracle.truth.layout import HEIGHTS, WIDTH, swizzle_offsets
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.pattern import count, places
 from oracle.verdict.sets import bits_of
@@ -64,6 +64,7 @@ BYTE = 0xFF
 SUBNORMAL = 7  # the largest byte of a subnormal number of E4M3
 FEW = 12  # elements of a product of which a changed call must give about the values
 COMPARED = 1 << 12  # elements of a changed input that are compared with its own before all are
+OPENED = 16  # of what fails, one of so many may be NaN by a changed call that says nothing else there
 MOST = 0.95  # of the elements that a changed call leaves out
 QUARTER = 32  # rows of a tile that lie one behind the other
 STEPS = (4, 8, 16)  # in which rows go, so that the last ones are left out
@@ -102,7 +103,7 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
                 held = call.contract.judged(changed, output, numerics)
         except OracleError:  # the contract takes no such call, or another output belongs to it
             held = None
-        if held is not None and _right(held, verdict):
+        if held is not None and _right(held, verdict, changed, judged):
             if LEFT_OUT not in text:
                 return text
             if not _beyond(call, judged):
@@ -202,9 +203,19 @@ def _distance(x: Tensor, due: Tensor, open_: Tensor | None = None) -> Tensor:
     return away.masked_fill(alike, 0.0)
 
 
-def _right(held: Verdict, verdict: Verdict) -> bool:
-    passed = held.status in (Status.PASSED, Status.MISTRUSTED)
-    return passed and held.total >= verdict.total > 0 and held.unconstrained <= verdict.unconstrained
+def _right(held: Verdict, verdict: Verdict, changed: Call, output: Mapping[str, Tensor]) -> bool:
+    """Whether the output is right for the changed call, which leaves no more open; but a few NaN, where the output has
+    NaN as well."""
+    if held.status not in (Status.PASSED, Status.MISTRUSTED) or not held.total >= verdict.total > 0:
+        return False
+    more = held.unconstrained - verdict.unconstrained
+    if more <= 0 or more * OPENED > verdict.outside:
+        return more <= 0
+    results = changed.truth
+    return all(
+        name in results and results[name].shape == x.shape and torch.equal(_nan(results[name]), _nan(x))
+        for name, x in output.items()
+    )
 
 
 def _left_out(held: Verdict, verdict: Verdict, call: Call, output: Mapping[str, Tensor]) -> bool:
@@ -246,9 +257,13 @@ def _nothing(x: Tensor) -> Tensor:
     return (value == 0) | torch.isnan(value)
 
 
+def _nan(x: Tensor) -> Tensor:
+    """Elements that are NaN, bool."""
+    return is_nan(codes_of(x), of_dtype(x.dtype)) if x.dtype in FP8 else torch.isnan(x)
+
+
 def _has_nan(x: Tensor) -> bool:
-    nan = is_nan(codes_of(x), of_dtype(x.dtype)) if x.dtype in FP8 else torch.isnan(x)
-    return bool(nan.any())
+    return bool(_nan(x).any())
 
 
 def _brings_nan(inputs: Mapping[str, Tensor], call: Call) -> bool:
@@ -290,7 +305,7 @@ def _changes(call: Call) -> Iterator[Changed]:
     }
     if sum(not _same(result, inputs[name]) for name, result in small.items()) > 1:
         yield f"{' and '.join(small)} {SMALL}", {**inputs, **small}, call.options
-    left_out, in_groups = partial(_dropped, rows=not _counted(call)), partial(_in_groups, call)
+    left_out, in_groups = partial(_dropped, call), partial(_in_groups, call)
     orders = (_constants, _words, _memory, _tiles, _formats, _ended, early, in_groups, left_out, late)
     for order in orders:
         for spec in supplied:
@@ -381,17 +396,32 @@ def _tiles(spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if spec.kind is not Kind.SCALES or x.element_size() != 1 or not x.is_contiguous():
         return
     flat = x.view(torch.uint8).flatten()
-    for height in (height for height in HEIGHTS.values() if x.numel() and not x.numel() % (height * WIDTH)):
-        tiles, of = flat.reshape(-1, height * WIDTH), f"{height}x{WIDTH}"
+    for of, height in ((of, n) for of, n in HEIGHTS.items() if x.numel() and not x.numel() % (n * WIDTH)):
+        tiles = flat.reshape(-1, height * WIDTH)
         count = len(tiles)
         if height > QUARTER:
             quarter = tiles.reshape(count, QUARTER, -1, WIDTH)[:, :, :1].expand(-1, -1, height // QUARTER, -1)
             yield f"of the rows of a {of} tile taken to be those of its first {QUARTER}", _like(x, quarter)
         for wide in (wide for wide in range(1, count) if count % wide == 0):
             at = torch.arange(count, device=x.device)
-            if wide > 1:
-                yield f"with {of} tiles in a row counted one too few", _like(x, tiles[at - at // wide])
+            if wide == 1:
+                yield f"of later {of} tiles taken to be those of the first", _like(x, tiles[at % wide])
+                continue
+            yield f"with {of} tiles in a row counted one too few", _like(x, tiles[at - at // wide])
             yield f"of later rows of {of} tiles taken to be those of the first", _like(x, tiles[at % wide])
+            yield f"of later columns of {of} tiles taken to be those of the first", _like(x, tiles[at // wide * wide])
+        for wide in (wide for wide in range(1, count + 1) if count % wide == 0):
+            for columns in range(wide * WIDTH, max(0, (wide - 1) * WIDTH), -1):
+                yield f"in {of} tiles read as rows one behind the other", _like(x, _untiled(flat, of, wide, columns))
+
+
+def _untiled(flat: Tensor, tile: str, wide: int, columns: int) -> Tensor:
+    """The tiles ``[T]`` of a matrix, ``wide`` of them in a row, whose elements are those that its memory ``flat`` has
+    where rows of so many ``columns`` lie one behind the other; padding stays as it is."""
+    offsets = swizzle_offsets(len(flat) // (wide * WIDTH), wide * WIDTH, tile=tile).to(flat.device)[:, :columns]
+    result = flat.clone()
+    result[offsets.flatten()] = flat[: offsets.numel()]
+    return result
 
 
 def _like(x: Tensor, made: Tensor) -> Tensor:
@@ -469,8 +499,20 @@ def _counted(call: Call) -> bool:
     return any(spec.kind in (Kind.OFFSETS, Kind.COUNTS) and spec.name in call.inputs for spec in call.contract.inputs)
 
 
-def _dropped(spec: TensorSpec, x: Tensor, *, rows: bool) -> Iterator[tuple[str, Tensor]]:
-    """An axis whose end is left out: nothing comes from there; of data that of ``rows`` too."""
+def rows_by_ids(call: Call, x: Tensor) -> bool:
+    """Whether each row of ``x`` (any shape, any dtype) has an id, so that which rows are missing may follow from those.
+
+    Source: derived here, from the kinds of the inputs."""
+    ids = [
+        call.inputs[spec.name] for spec in call.contract.inputs if spec.kind is Kind.IDS and spec.name in call.inputs
+    ]
+    return x.dim() > 0 and any(one.dim() > 0 and one.shape[0] == x.shape[0] for one in ids)
+
+
+def _dropped(call: Call, spec: TensorSpec, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """An axis whose end is left out: nothing comes from there; of data that of rows too, where no input says which rows
+    there are."""
+    rows = not _counted(call) and not rows_by_ids(call, x)
     if spec.kind not in DROPPED or x.dtype not in (torch.float32, torch.float16, torch.bfloat16, *FP8):
         return
     if spec.kind is Kind.STATE and x.dtype in FP8:
@@ -480,7 +522,7 @@ def _dropped(spec: TensorSpec, x: Tensor, *, rows: bool) -> Iterator[tuple[str, 
         n = x.shape[axis]
         if spec.kind in (Kind.CODES, Kind.VALUES) and not rows and (axis, x.dim()) in ((0, 2), (1, 3)):
             continue
-        for cut in dict.fromkeys((*cuts(n), *([n - 1] if n > 1 else []))):
+        for cut in dict.fromkeys((*([n - 1] if n > 1 else []), *cuts(n))):
             late = (torch.arange(n, device=x.device) >= cut).reshape(-1, *[1] * (x.dim() - axis - 1))
             of = f" along axis {axis}" if x.dim() > 1 else ""
             coded = x.dtype in FP8 and nothing == 0

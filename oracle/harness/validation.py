@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import math
 import platform
-import re
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +28,7 @@ from oracle.fixtures import call_file
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.call_file import CallFile, write
 from oracle.harness import offsets, sources, watches
+from oracle.harness.agreement import agreed, apart
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.program import PACKAGE
@@ -49,7 +49,7 @@ from oracle.harness.report import (
     Report,
     Told,
 )
-from oracle.harness.session import UNWRITTEN, Answer, Session, failed, verdict_on
+from oracle.harness.session import Answer, Session, failed, verdict_on
 from oracle.harness.soak import drawn
 from oracle.report.findings import WHOLE
 from oracle.report.outcome import JUDGED
@@ -294,7 +294,7 @@ def validate(
             machine["memory"] = "shared on the device" if worker.place != "cpu" else "copied to it by the worker"
         return replace(
             about,
-            findings=agreed(findings),
+            findings=agreed(findings) if files else apart(agreed(findings)),
             notes=(
                 *(f"{name}: not tried: {reason}" for name, reason in exempt.items()),
                 *(f"{w}: {text} ({at[0]}{', ...' if at[1:] else ''})" for (w, text), at in noted.items()),
@@ -603,45 +603,6 @@ def _explained(
         return finding  # another shape or dtype than the call declares needs no explanation
     asked = session.contract.asked(inputs, answer.output, arch=session.arch, **options)
     return replace(finding, verdict=explain_verdict(finding.verdict, asked, answer.output, numerics=session.numerics))
-
-
-def agreed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings, each with the explanations that most of the failing cases share: a small failure may have the bits
-    of several faults. Of recipes every one was tried on every failure, so that one without a name counts against."""
-    explained = [finding for finding in findings if _was_explained(finding)]
-    shared = Counter(mechanism for finding in explained for mechanism in _mechanisms(finding))
-    nameless = sum(not f.verdict.explained_by and bool(f.verdict.tried) for f in explained)
-    most = max([nameless, *shared.values()], default=0)
-    best = {mechanism for mechanism, count in shared.items() if count == most}
-    having = [f for f in explained if best <= _mechanisms(f)] or [f for f in explained if best & _mechanisms(f)]
-    if having:  # of equally many the larger failure decides
-        best &= _mechanisms(max(having, key=lambda f: f.verdict.outside))
-    return tuple(_sharing(finding, best) if _was_explained(finding) else finding for finding in findings)
-
-
-def _was_explained(finding: Finding) -> bool:
-    verdict = finding.verdict
-    if finding.watch != NUMBERS or verdict.status is not Status.FAILED or verdict.explained_by == (UNWRITTEN,):
-        return False
-    return bool(verdict.explained_by or verdict.observed or verdict.tried)
-
-
-def _mechanism(name: str) -> str:
-    """An explanation without the numbers and places of its call."""
-    return re.sub(r" ?\(.*?\)|\d+", "", name)
-
-
-def _mechanisms(finding: Finding) -> frozenset[str]:
-    return frozenset(map(_mechanism, finding.verdict.explained_by))
-
-
-def _sharing(finding: Finding, best: Set[str]) -> Finding:
-    """The finding with those of its explanations that are among the best."""
-    names, observed = finding.verdict.explained_by, finding.verdict.observed
-    left = tuple(name for name in names if _mechanism(name) in best)
-    if names and not left:
-        observed = (f"it has the bits of {'; or '.join(names)}, which explains fewer of the failing cases",)
-    return replace(finding, verdict=replace(finding.verdict, explained_by=left, observed=observed))
 
 
 def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Path) -> str | None:

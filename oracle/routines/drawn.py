@@ -267,10 +267,11 @@ def _covering(contract: str) -> tuple[Case, ...]:
     for turn, case in enumerate(cases):
         other = replace(case, family=families[turn // 2 % len(families)])
         drawn[other if turn % 2 and admits(other) else case] = None
-    others = [*profiles.cases(contract, "quick"), *edge_cases(contract, 0), *real_cases(contract, 0)]
+    listed = [*profiles.cases(contract, "quick"), *edge_cases(contract, 0)]
+    others = [*listed, *real_cases(contract, 0)]
     drawn |= dict.fromkeys(_beyond(base, calls))
     drawn |= dict.fromkeys(_sided(drawn, calls))
-    while lost := patterned(changed_first([*others, *drawn]), [*others, *drawn], calls)[0]:
+    while lost := patterned(changed_first([*listed, *drawn]), [*others, *drawn], calls)[0]:
         drawn |= dict.fromkeys(lost)
     return tuple(drawn)
 

@@ -87,10 +87,12 @@ def nibbles_swapped(x: Tensor) -> Tensor:
 
 
 def pairs_swapped(x: Tensor) -> Tensor:
-    """Neighbours along the last axis of ``x`` exchanged: any shape whose last axis is even, any dtype; the same shape
-    and dtype."""
+    """Neighbours along the last axis of ``x`` exchanged: any shape, any dtype; the same shape and dtype. The last of an
+    odd number stays."""
     bits = bits_of(x)
-    return bits.reshape(*bits.shape[:-1], -1, 2).flip(-1).reshape(bits.shape).view(x.dtype)
+    even = bits[..., : bits.shape[-1] // 2 * 2]
+    swapped = even.reshape(*even.shape[:-1], -1, 2).flip(-1).reshape(even.shape)
+    return torch.cat([swapped, bits[..., even.shape[-1] :]], dim=-1).view(x.dtype)
 
 
 # --- another number -----------------------------------------------------------------------------------------

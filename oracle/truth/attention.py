@@ -10,8 +10,8 @@ float64 sums, within ``D 2^-53 sum |q_k k_jk|``. All that follows is float64 ari
 ``slack`` bounds its error, with an exponential of at most one unit in the last place and the factor ``|y - max|`` that
 an error of the exponent has.
 
-NaN in a query or key, or an infinity, makes every row NaN whose window has it; NaN in ``v`` makes its column NaN in
-these rows. In the others 0 times NaN may do so or not: the bounds leave the column open.
+NaN in a query or key, or an infinity, makes every row NaN whose window has it, and one in ``v`` makes its column NaN in
+these rows. In the others 0 times it may do so or not: the bounds leave the column open.
 Source: derived in this file; Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for the shift
 by the maximum. Not covered: dropout, soft caps, biases of positions.
 """
@@ -218,7 +218,7 @@ def _tile(problem: Attention) -> Value:
     moved = soft.error.nan_to_num(nan=0.0)
     lost = (moved.sum(dim=1) / divisor) + (problem.k.shape[0] + 8) * UNIT
     slack = (moved @ zero_nonfinite(v).abs()) / divisor[:, None] * scale.abs() + (size + out.abs()) * lost[:, None]
-    bad = torch.isnan(soft.weights).any(dim=1)[:, None] | problem.sees(torch.isnan(v))
+    bad = torch.isnan(soft.weights).any(dim=1)[:, None] | problem.sees(~torch.isfinite(v))
     seen = problem.seen()
     lse = torch.where(seen, soft.top + torch.log(divisor), torch.full_like(total, -torch.inf))
     out, lse = out.masked_fill(bad & seen[:, None], torch.nan), lse + 0.0 * total

@@ -61,6 +61,9 @@ class TestPage:
             ("transform_sf_into_required_layout", "sm90 gran_mn 128 float32, the same elements, contiguous"),
             ("Fp8LinearOp", "vllm_token: vLLM csrc"),
             ("scaled_fp4_quant", "The padding of the scales may hold anything"),
+            ("to_blocked_k_groups", "output out the dtype of scale: flat"),
+            ("extend_attention_fwd", "output out the dtype of q: [M, H, V]"),
+            ("unified_attention", "output out the dtype of q, bfloat16 for one of 8 bits: [M, H, D]"),
             ("shuffle_matrix_a", (layout.shuffle_matrix_a.__doc__ or "").partition("\n")[0].replace("``", "")),
         ],
     )

@@ -257,12 +257,16 @@ def test_near_results_prove_no_unit_in_the_last_place() -> None:
 
 
 def test_a_verdict_says_it_where_nothing_explains_it() -> None:
-    """A constant ratio that is no fault of the catalogue; an output that a known fault explains says nothing more."""
+    """A constant ratio of some rows; of the whole output it is a name. An output that a known fault explains says
+    nothing more."""
     case = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=8,n=128,k=512/family=randn/seed=1")
     inputs = case.inputs()
     options: dict[str, Any] = case.call_options()
     right = by_name(get("fp8_gemm_nt").predict(inputs, numerics="sm90.promote128", **options))["out"]
-    verdict = oracle.judge("fp8_gemm_nt", inputs, right * 1.375, **options)
+    whole = oracle.judge("fp8_gemm_nt", inputs, right * 1.375, **options)
+    assert whole.explained_by == ("every failing element is 1.375 times the right result",) and whole.observed == ()
+    wrong = torch.cat([right[:3] * 1.375, right[3:]])
+    verdict = oracle.judge("fp8_gemm_nt", inputs, wrong, **options)
     assert verdict.explained_by == () and "every failing element is 1.375 times the right result" in verdict.observed
     with pytest.raises(NonconformanceError, match="no known fault explains it: every failing element is 1.375"):
         verdict.raise_for_status()

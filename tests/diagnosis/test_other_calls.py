@@ -235,7 +235,7 @@ class TestNotNamed:
         output = {name: x.flip(0).contiguous() for name, x in output_of(call, lambda *_: None).items()}
         unknown = {**call.inputs, "bias": torch.full_like(call.inputs["bias"], torch.nan)}
         monkeypatch.setattr(other_calls, "_changes", lambda call: iter([("bias NaN", unknown, call.options)]))
-        monkeypatch.setattr(other_calls, "_right", lambda held, verdict: True)
+        monkeypatch.setattr(other_calls, "_right", lambda *_: True)
         assert said_of(call, output) is None
         monkeypatch.setattr(other_calls, "_brings_nan", lambda inputs, call: False)
         assert said_of(call, output) == "bias NaN"

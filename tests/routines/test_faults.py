@@ -14,7 +14,7 @@ from oracle.routines.base import Inputs
 from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, catalogue, faults_of, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.fault import CAST, INDEX, Faults, Stage, Way, always, both, change_of, entry, named, need, way
-from oracle.routines.ideas import rolled
+from oracle.routines.ideas import pairs_swapped, rolled
 from oracle.routines.products.traits import PRODUCT
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.tensorcore.predict import predict_product
@@ -366,3 +366,10 @@ class TestRun:
             )
         with pytest.raises(NumericsError, match="not a fault of"):
             run(call(), get_fault("relu left out"))
+
+
+@pytest.mark.parametrize(("n", "due"), [(4, [1, 0, 3, 2]), (5, [1, 0, 3, 2, 4]), (1, [0])])
+def test_neighbours_are_exchanged(n: int, due: list[int]) -> None:
+    """The last of an odd number has no neighbour: the kernels of one column have such outputs."""
+    x = torch.arange(2 * n, dtype=torch.float32).reshape(2, n)
+    assert torch.equal(pairs_swapped(x), x[:, due])

@@ -99,8 +99,8 @@ class AttentionContract(Contract):
     (``any``); ``sm90.attention.any`` says nothing of tiles either. Where nothing is declared, the codes of every
     pipeline that lifts P are tried at last, with scores of the instruction, then of any accumulator.
 
-    NaN in a query, or in a key that it sees, leaves its row open; NaN in ``v`` leaves that column open for its head. A
-    declared pipeline that does not read the tile of that key gives a number there.
+    NaN in a query, or in a key that it sees, leaves its row open; NaN or infinity in ``v`` leaves that column open for
+    its head. A declared pipeline that does not read the tile of that key gives a number there.
     Scales are positive and finite.
 
     Subclasses

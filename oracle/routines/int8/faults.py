@@ -111,7 +111,9 @@ fault(
     on=QUANTISERS & returns("scale"),
     needs=computed,
     over=(
-        way("int8: scale of the previous row", rolled(1), seen="NVIDIA/cutlass 2087", needs=several_rows),
+        way(
+            "int8: scale of the previous row", rolled(1), seen="NVIDIA/cutlass 2087", needs=both(computed, several_rows)
+        ),
         way("int8: scale published as its inverse", lambda scale: 1 / scale, seen="vllm PR 36297", family=VALUE),
     ),
     write=lambda change: entry("scale", change),

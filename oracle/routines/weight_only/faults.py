@@ -204,6 +204,24 @@ fault(
 )  # fmt: skip  # a table, one row a line
 
 
+def _plain(w: Weights) -> Weights:
+    """Words of codes and of zero points with the nibbles of each in plain order."""
+    assert w.zero is not None
+    plain = _eights((0, 2, 4, 6, 1, 3, 5, 7))
+    return replace(w, codes=plain(w.codes), zero=plain(w.zero))
+
+
+fault(
+    "weight: AWQ's words in plain order, those of zero points too",
+    MOVEMENT,
+    seen="vLLM csrc/quantization/awq/dequantize.cuh",
+    on=of_class(Awq),
+    recipe=weights(_plain),
+    same_if=EQUAL,
+    admissible_if=ABOVE,
+)
+
+
 def _type(call: Call) -> tuple[int, int, object]:
     return TYPES[str(call.resolved["b_type"])]
 

@@ -25,7 +25,7 @@ from oracle.numbers.rounding import f32
 from oracle.report import ledger
 from oracle.routines import cases, get
 from oracle.routines.attention.cases import GRAMMARS
-from oracle.routines.base import Call
+from oracle.routines.base import Call, by_name
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.catalogue import run
 from oracle.tensorcore.attention import (
@@ -389,6 +389,26 @@ class TestUnseenNan:
         values[1, 295, 0, 7] = 0x7F
         truth = oracle.reference("mha_fwd", inputs | {"v": values.view(E4M3)}, **options)["out"]
         assert torch.isnan(truth).nonzero().tolist() == [[1, 0, head, 7] for head in (0, 1)]
+
+
+class TestInfiniteValues:
+    """An infinite 16-bit value leaves its column open for its head: a sum gives infinity or NaN there, and 0 times it
+    is NaN. Negative: in the other columns it excuses nothing."""
+
+    CASE = "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=3,m=1,n=20,h=4,g=4,d=64,v=20/v_extend:inf/family=randn/seed=5"
+
+    def test_any_value_in_its_column(self) -> None:
+        case = cases.parse(self.CASE)
+        inputs, options = case.inputs(), case.call_options()
+        where = torch.isinf(inputs["v_extend"])
+        assert bool(where.any()) and not bool(where.all())
+        finite = {**inputs, "v_extend": inputs["v_extend"].masked_fill(where, 0.0)}
+        right = by_name(get(case.contract).reference(finite, **options))["out"]
+        for value in (math.inf, math.nan, 0.0):
+            out = right.bfloat16().masked_fill(where, value)
+            assert oracle.judge(case.contract, inputs, out, arch="cpu", **options).status is Status.PASSED
+        wrong = torch.where(where, right.bfloat16(), right.bfloat16() + 1)
+        assert oracle.judge(case.contract, inputs, wrong, arch="cpu", **options).status is Status.FAILED
 
 
 class TestWide:

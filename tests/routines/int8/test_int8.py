@@ -10,6 +10,8 @@ from torch import Tensor
 
 from oracle.errors import InputError, OptionError, ShapeError
 from oracle.routines import cases, get
+from oracle.routines.base import Call
+from oracle.routines.catalogue import faults_of, run
 from oracle.routines.options import word
 from oracle.verdict.compare import Status
 from tests.routines.moe.test_activations import array
@@ -98,6 +100,20 @@ class TestRules:
             assert contract.judge({"x": x}, wrong, arch="cpu", **options).status is Status.FAILED, name
         free = {**due, "scale": due["scale"].clone().index_fill(0, torch.tensor([1]), 7.0)}
         assert contract.judge({"x": x}, free, arch="cpu", **options).status is not Status.FAILED
+
+
+class TestFaults:
+    """A fault of an output acts on calls that return it: a given scale is none."""
+
+    @pytest.mark.parametrize("case", [case for case in IDS if case.startswith("scaled_int8_quant")])
+    def test_each_that_applies_runs(self, case: str) -> None:
+        parsed = cases.parse(case)
+        call = Call(get(parsed.contract), parsed.inputs(), parsed.call_options())
+        names = set()
+        for fault in (fault for fault in faults_of(parsed.contract) if fault.applies(call) is None):
+            assert set(run(call, fault)) == set(run(call))
+            names.add(fault.name)
+        assert ("int8: scale of the previous row" in names) == ("scale" not in call.inputs)
 
 
 class TestProduct:

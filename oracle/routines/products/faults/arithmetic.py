@@ -657,7 +657,40 @@ fault(
     same_if="the bias is zero",
 )
 def sum_scaled_with_its_bias(total: Sum) -> Tensor:
-    product = total.product
-    bare = replace(product, a_scale=torch.ones_like(product.a_scale), b_scale=torch.ones_like(product.b_scale))
+    return _scaled(total.product, total.right(_unscaled(total.product)))
+
+
+def _unscaled(product: ScaledProduct) -> ScaledProduct:
+    """A product of one block of scales with scales of 1."""
+    return replace(product, a_scale=torch.ones_like(product.a_scale), b_scale=torch.ones_like(product.b_scale))
+
+
+def _scaled(product: ScaledProduct, acc: Tensor) -> Tensor:
+    """A float32 sum of codes times the scales of its one block."""
     columns = product.b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
-    return total.right(bare) * product.a_scale * columns[None, :]
+    return acc * product.a_scale * columns[None, :]
+
+
+for dtype, word in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+    fault(
+        f"sum rounded to {word} before the scales",
+        ARITHMETIC,
+        seen="no public thread: a product of 16 bits that another kernel scales",
+        sum=lambda total, dtype=dtype: _rounded_sum(total, dtype),
+        needs=both(
+            need(lambda call: call.parts[0].product.B == 1, "there are several blocks of scales"),
+            need(lambda call: not all(_even(part.product) for part in call.parts), "every scale is a power of two"),
+        ),
+        same_if=f"every sum of codes is a {word} value",
+    )
+
+
+def _rounded_sum(total: Sum, dtype: torch.dtype) -> Tensor:
+    product = replace(total.product, bias=None, c=None)
+    acc = store(total.right(_unscaled(product)), dtype).to(torch.float32)
+    return _with_summands(total.product, _scaled(product, acc))
+
+
+def _even(product: ScaledProduct) -> bool:
+    """Whether every scale is a power of two, with which every rounding commutes."""
+    return all(bool((torch.frexp(scale)[0].abs() == 0.5).all()) for scale in (product.a_scale, product.b_scale))
