@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import fast
 from ..config import current_config
 from ..context import Memo
-from ..fast import torch as fast_torch
-from ..fast.triton import modes
+from ..fast import modes
 from ..mx_blocks import (
     EVEN_OF_FINITE,
     FP4_EMAX,
@@ -122,7 +122,7 @@ class Prepared:
         of_codes, strides, of_scales, scale_strides, begin, fixed, after = launch
         q = allocate(tuple(of_codes), strides, self.dtype)
         scale = allocate(tuple(of_scales), scale_strides, torch.uint8)
-        begin(fast_torch.STREAM(index), *fixed, at, beside, q.data_ptr(), scale.data_ptr(), *after)
+        begin(fast.STREAM(index), *fixed, at, beside, q.data_ptr(), scale.data_ptr(), *after)
         return q, scale
 
 

@@ -133,7 +133,7 @@ def _module(name: str) -> ModuleType:
 def _second(subject: layer.Subject, inputs: Inputs, options: Options) -> layer.Outputs:
     """A routine of the layer on the second distribution: other releases name and shape some arguments otherwise."""
     _module(SECOND)
-    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.compiled_gemm, deep_gemm.takes_2d_lens)
+    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.takes_2d_lens)
     names, deep_gemm.IMPORT_NAMES = deep_gemm.IMPORT_NAMES, (SECOND,)
     for cache in caches:
         cache.cache_clear()

@@ -165,7 +165,7 @@ def modules(notes: Notes, device: str) -> None:
 
 
 def fast_paths(notes: Notes, device: str) -> None:
-    """Host time of each way past a library's public function (``kernels/fast``), and of the public way."""
+    """Host time of each way past a library's public function (``kernels/fast.py``), and of the public way."""
     t, x = product(16, 512, 512, device), activation(64, 512, device)
     scale, out = _host.column_major(t["a_scale"], 4), torch.empty(16, 512, dtype=torch.bfloat16, device=device)
     lanes = _host.lane_major(t["a_scale"])

@@ -18,12 +18,10 @@ import triton.language as tl  # noqa: E402  # only where Triton is installed
 from ptx import divides_truly, ptx_of  # noqa: E402
 
 import kernels  # noqa: E402
-from kernels import context  # noqa: E402
+from kernels import context, fast  # noqa: E402
 from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx_quant, triton_quant  # noqa: E402
 from kernels.backends.declaration import Blocks  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
-from kernels.fast import torch as fast_torch  # noqa: E402
-from kernels.fast import triton as fast  # noqa: E402
 from kernels.mx_blocks import FP4_VALUES, fp4_codes  # noqa: E402
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.turns(4)]
@@ -280,15 +278,17 @@ class Pointer(torch.Tensor):
     device = torch.device("cuda:0")  # type: ignore[assignment]  # a property of the base class
 
 
-def at_hand(monkeypatch: pytest.MonkeyPatch, release: str = fast.RELEASES[-1]) -> None:
+def at_hand(monkeypatch: pytest.MonkeyPatch, release: str = fast.RELEASES["triton"][-1]) -> None:
     """A GPU 0, current, with stream 7, and a release of Triton: one whose kernels are started past its launcher."""
     monkeypatch.setattr(triton, "__version__", release)
-    monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
-    monkeypatch.setattr(fast_torch, "STREAM", lambda device: 7)
+    monkeypatch.setattr(fast, "DEVICE", lambda: 0)
+    monkeypatch.setattr(fast, "STREAM", lambda device: 7)
     monkeypatch.setattr(torch.version, "hip", None)
 
 
-def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...], release: str = fast.RELEASES[-1]) -> Recorder:
+def started(
+    monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...], release: str = fast.RELEASES["triton"][-1]
+) -> Recorder:
     at_hand(monkeypatch, release)
     kernel = Recorder()
     start = _launch.Launch(kernel, {"BLOCK": 32})

@@ -21,7 +21,7 @@ def second(kernel: Any, inputs: Any, options: Any) -> Any:
     """The layer's call on the second distribution, from the first call of a process on."""
     if deep_gemm.IMPORT_NAMES != (SECOND,):
         deep_gemm.IMPORT_NAMES = (SECOND,)
-        for cache in (deep_gemm.library, deep_gemm.symbol, deep_gemm.compiled_gemm, deep_gemm.takes_2d_lens):
+        for cache in (deep_gemm.library, deep_gemm.symbol, deep_gemm.takes_2d_lens):
             cache.cache_clear()
     return by_contract(kernel, inputs, options)
 
