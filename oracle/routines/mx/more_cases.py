@@ -61,6 +61,8 @@ def _gated(case: Case) -> dict[str, Tensor]:
     """Gates and values of any size: the global scale is that of values of a few units."""
     (dtype,) = case.operand_dtypes
     x = data.activations(case.label("x"), case.family, case["m"], 2 * case["k"], dtype=dtype).clamp(-64.0, 64.0)
+    if case.contract != "silu_and_mul_nvfp4_quantize":
+        return {"x": x}
     return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / 4096.0)}
 
 
@@ -387,6 +389,13 @@ _GRAMMARS: Mapping[str, Grammar] = {
         _MK, _BOTH, ("1x16",), ("randn", "heavy", "steps"), _gated, _layout, _ONE,
         listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
     ),
+    **{
+        f"silu_and_mul_{kind}_quantize": Grammar(
+            _MK, _BOTH, ("1x32",), ("randn", "heavy", "steps"), _gated, _layout, _TILES,
+            listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
+        )
+        for kind in ("mxfp8", "mxfp4")
+    },
     "nvfp4_quantize_stochastic": Grammar(_MK, _BOTH, ("1x16",), FAMILIES, _encoded, _seeded, _ONE, listed=_ids(_PLAIN)),
     "nvfp4_quantize_2d": Grammar(
         _MK, _BOTH, ("16x16",), FAMILIES, _encoded, _layout, _ONE, listed=_ids(("m=16,k=160", "m=48,k=192")),
@@ -465,13 +474,22 @@ SMALLEST = {
     "mxfp8_dequantize_columnwise": "m=32,k=6", "transpose_packed_fp4": "m=4,k=12",
     "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
     "mxfp8_quantize_3d": "g=2,m=32,k=3",
-    "silu_and_mul_nvfp4_quantize": "m=3,k=32", "mxfp4_experts_quant": "g=1,m=2,k=32",
+    "silu_and_mul_nvfp4_quantize": "m=3,k=32", "silu_and_mul_mxfp8_quantize": "m=3,k=32",
+    "silu_and_mul_mxfp4_quantize": "m=3,k=32", "mxfp4_experts_quant": "g=1,m=2,k=32",
     "silu_and_mul_scaled_fp4_experts_quant": "g=1,m=2,k=16", "silu_and_mul_mxfp4_experts_quant": "g=1,m=2,k=32",
     "silu_and_mul_scaled_nvfp4_experts_quantize": "g=2,m=3,k=32",
 }  # fmt: skip  # a table, one row a line
 
 
-ALONE = frozenset({"mxfp4_experts_quant", "silu_and_mul_scaled_fp4_experts_quant", "silu_and_mul_mxfp4_experts_quant"})
+ALONE = frozenset(
+    {
+        "mxfp4_experts_quant",
+        "silu_and_mul_scaled_fp4_experts_quant",
+        "silu_and_mul_mxfp4_experts_quant",
+        "silu_and_mul_mxfp8_quantize",
+        "silu_and_mul_mxfp4_quantize",
+    }
+)
 """Contracts with one golden: what they share with others has more."""
 
 

@@ -289,6 +289,12 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     ),
     "nvfp4_quantize_shuffled": mx_forms.shuffled_rows_of,
     "silu_and_mul_nvfp4_quantize": lambda i, o: mx_forms.levels({**i, "x": fused.gated(i["x"], "product")}, o),
+    "silu_and_mul_mxfp8_quantize": lambda i, o: mx.powers(
+        {"x": fused.gated(i["x"], "product")}, {**o, "rounding": "rceil"}, "e4m3"
+    ),
+    "silu_and_mul_mxfp4_quantize": lambda i, o: mx.powers(
+        {"x": fused.gated(i["x"], "product")}, {**o, "rounding": "rceil"}, "e2m1"
+    ),
     "mxfp6_quantize": mx_forms.six,
     "mxfp6_dequantize": lambda i, o: mx_forms.back(i, o, mx_forms.six_value(str(o.get("element", "e3m2")))),
     "mxint8_quantize": mx_forms.int8,
