@@ -163,3 +163,12 @@ def rms_norm_block_scaled_quant(
     how = Blocks(ELEMENTS[kind], "rceil", layout, False, False)
     factor = None if global_scale is None else global_scale.reshape(1)
     return backend_of("quant_norm", device, x).norm_blocks(x, weight, residual, epsilon, rounding, how, factor)
+
+
+for _kind in ELEMENTS:
+    serve(
+        f"rms_norm_{_kind}_quantize",
+        "quant_norm",
+        rms_norm_block_scaled_quant,
+        by_name("q", "scale", "residual", defaults={"kind": _kind}),
+    )
