@@ -22,7 +22,7 @@ from oracle.numbers.quantize import Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.fault import Fault, Stage, fold
-from oracle.routines.fused.kernels import EPSILON, NORMALISES, OPTIONAL, WEIGHT, RmsNormPerBlockQuant, X
+from oracle.routines.fused.kernels import EPSILON, NORMALISES, OPTIONAL, WEIGHT, NormContract, RmsNormPerBlockQuant, X
 from oracle.routines.mx.contract import (
     GLOBAL,
     LAYOUT,
@@ -68,7 +68,7 @@ class NormedBlocks(BlockQuantiser):
     production = "rms_norm_block_scaled_quant"
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
-        type(_NORM).__mro__[1].refuse(_NORM, inputs, options)  # type: ignore[attr-defined]  # of every norm
+        NormContract.refuse(_NORM, inputs, options)
 
     def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         value = _NORM.value(inputs, options)
@@ -123,7 +123,8 @@ class NormedSets(BlockSets):
 
 
 def same(x: Tensor, y: Tensor) -> Tensor:
-    """Where two tensors of one shape and dtype have equal bits, or NaN both; bool of that shape."""
+    """Where ``x`` and ``y`` ``[M, H]``, of one dtype of 16 or 32 bits, have equal bits or are NaN both; bool
+    ``[M, H]``."""
     size = {2: torch.int16, 4: torch.int32}[x.element_size()]
     return (x.contiguous().view(size) == y.contiguous().view(size)) | torch.isnan(x) & torch.isnan(y)
 
