@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from . import checks, layout, repeated
+from . import checks, fast, layout, repeated
 from . import platform as machines
 from .adapters import Inputs, Options, out_dtype_of, pairs
 from .backends._host import allocator, allocators, is_dense, is_other_device, lane_major
@@ -26,7 +26,6 @@ from .backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
 from .checks import FP8
 from .config import current_config
 from .errors import DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError
-from .fast import torch as fast
 from .formulas import flashinfer_blocks, unpack_ue8m0
 from .operators import empty
 from .quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed

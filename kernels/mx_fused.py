@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .adapters import by_name
 from .backends.declaration import Blocks
 from .errors import OptionError, shown
 from .fused import EPSILON, ROUNDINGS, backend_of, check_norm
 from .mx import mxfp4_fake, mxfp8_fake, nvfp4_fake
 from .mx_blocks import FORMATS, HEIGHTS, LINEAR, quantised
 from .operators import empty
-from .verbs import verb
+from .verbs import serve, verb
 
 ELEMENTS = {"mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
 
@@ -102,6 +103,15 @@ def silu_and_mul_block_scaled_quant(
     return quantised(f"quant_{kind}", x, ELEMENTS[kind], layout=layout, global_scale=factor, gated=True)
 
 
+for _kind in ("mxfp8", "mxfp4"):
+    serve(
+        f"silu_and_mul_{_kind}_quantize",
+        f"quant_{_kind}",
+        silu_and_mul_block_scaled_quant,
+        by_name("q", "scale", defaults={"kind": _kind}),
+    )
+
+
 @verb(fake=_norm_fake)
 def rms_norm_block_scaled_quant(
     x: Tensor,
@@ -153,3 +163,12 @@ def rms_norm_block_scaled_quant(
     how = Blocks(ELEMENTS[kind], "rceil", layout, False, False)
     factor = None if global_scale is None else global_scale.reshape(1)
     return backend_of("quant_norm", device, x).norm_blocks(x, weight, residual, epsilon, rounding, how, factor)
+
+
+for _kind in ELEMENTS:
+    serve(
+        f"rms_norm_{_kind}_quantize",
+        "quant_norm",
+        rms_norm_block_scaled_quant,
+        by_name("q", "scale", "residual", defaults={"kind": _kind}),
+    )

@@ -9,16 +9,14 @@ Source: the rows and records of this package.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from . import fast
 from .plan import decisions
 from .records import DISTRIBUTIONS, INSTALL, PACKAGES, RELEASES, Config, Machine
 from .support import CUTLASS, NEEDS, Need
 
-FAST = ("torch", "triton", "flashinfer", "deep_gemm")
-"""Files of ``kernels/fast``."""
 VERSIONED: Mapping[str, str] = {
     "torch": "torch",
     "cuda": "CUDA",
@@ -87,11 +85,10 @@ def markdown_backends() -> str:
 def markdown_packages() -> str:
     """Every package: the distributions that bring it, the release of a described machine, and the releases whose
     routines are started past their public functions (elsewhere they are called by these)."""
-    fast = {name: importlib.import_module(f".fast.{name}", __package__).RELEASES for name in FAST}
     lines = ["| package | brought by | described | started directly |", "|:--|:--|:--|---|"]
     for name in ("torch", *PACKAGES):
         brought = ", ".join(f"`{each}`" for each in DISTRIBUTIONS.get(name, ())) or INSTALL.get(name, "`torch`")
-        known = ", ".join(release.rstrip(".") for release in fast.get(name, ())) or "-"
+        known = ", ".join(release.rstrip(".") for release in fast.RELEASES.get(name, ())) or "-"
         lines.append(f"| `{name}` | {brought} | {RELEASES.get(name, '-')} | {known} |")
     return "\n".join(lines) + "\n"
 

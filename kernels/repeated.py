@@ -4,7 +4,7 @@ A call repeats an earlier one when its weight and scale lie in the same memory, 
 dispatch keys, dtype, device, extents and strides of that call, except for the number of rows. What runs then takes the
 weight that is passed, and no value is kept: a weight that is written, assigned or reallocated between two calls is
 followed, and one that no longer fits is checked and refused. torch compares all but
-the memory in one compiled call (:func:`kernels.fast.torch.guard`), where the checks of a verb read each property from
+the memory in one compiled call (:func:`kernels.fast.guard`), where the checks of a verb read each property from
 Python. Cached calls belong to a context and end with it.
 
 NaN and infinity: no value is read.
@@ -21,11 +21,11 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from . import fast
 from .backends._host import ALIGNMENT, packed
 from .config import current_config
 from .context import current
 from .errors import InputError
-from .fast import torch as fast
 
 Run = TypeVar("Run")
 P = ParamSpec("P")

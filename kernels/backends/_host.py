@@ -6,7 +6,7 @@ Device      Compiled libraries launch on the current device. With operands on ``
             ``cutlass_moe_mm`` reads memory of other tensors (seen on two H200). torch's operators and this package's
             Triton launches need no help.
 Memory      A small ``torch.empty`` costs 2.2 us of host time on an H200 machine and a layer makes three a call; half
-            of it is torch's dispatcher (:mod:`kernels.fast.torch`).
+            of it is torch's dispatcher (:mod:`kernels.fast`).
 Modes       Under ``torch.autocast("cpu")`` a float32 product is rounded to bfloat16, and with gradients on, a
             caller's output buffer would keep the autograd history of every call. Compiled libraries have neither.
 
@@ -22,8 +22,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from .. import fast
 from ..config import current_config
-from ..fast import torch as fast
 from .declaration import Allocate
 
 P = ParamSpec("P")
@@ -142,7 +142,7 @@ def no_autocast_no_grad(function: Callable[P, R]) -> Callable[P, R]:
 def allocator(device: torch.device) -> Allocate:
     """An allocator for one call on ``device``, which must be the current one where it is a GPU.
 
-    That of :mod:`kernels.fast.torch` while no torch mode is active, which may count, guard or fake tensors.
+    That of :mod:`kernels.fast` while no torch mode is active, which may count, guard or fake tensors.
     """
     if (
         fast.EMPTY is not None

@@ -1,7 +1,7 @@
 """Repeated launches of a Triton kernel without Triton's own dispatch, which takes longer than a small kernel.
 
 The first launch of a class of arguments goes through Triton and yields the compiled kernel; later launches of that
-class start it directly, where the release is known (:mod:`kernels.fast.triton`). A class is everything on which Triton
+class start it directly, where the release is known (:mod:`kernels.fast`). A class is everything on which Triton
 specialises: dtype and 16-byte alignment of every pointer; whether an integer is 1, a multiple of 16, wider than 32
 bits; the constants; the warps; the device; Triton's debug and instrumentation modes.
 
@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import fast
 from ..config import current_config
 from ..context import Memo
 from ..errors import MissingPackageError
-from ..fast import torch as fast_torch
-from ..fast import triton as fast_triton
-from ..fast.triton import Start
+from ..fast import Start
 from ..records import Machine, Problem
 from ._host import is_other_device
 
@@ -113,7 +112,7 @@ class Launch:
         pointers and the constants decide.
         """
         index = inputs[0].device.index
-        if index is None or HIP or not current_config().fast_paths or (modes := fast_triton.modes()) is None:
+        if index is None or HIP or not current_config().fast_paths or (modes := fast.modes()) is None:
             self._by_triton(programs, (*inputs, *outputs), integers)  # without an index: the interpreter's CPU
             return
         bits, signature, addresses = 0, [index, modes, programs, integers], []
@@ -129,7 +128,7 @@ class Launch:
         if ready is None:
             ready = self._ready(key, aligned, programs, (*inputs, *outputs), integers)
         if ready is not None:
-            ready.begin(fast_torch.STREAM(index), *ready.fixed, *addresses, *ready.after)
+            ready.begin(fast.STREAM(index), *ready.fixed, *addresses, *ready.after)
 
     def ready(self, *signature: object) -> Ready | None:
         """How to start it again: of a device by its index, modes of Triton, programs, integers, and dtypes of aligned
@@ -150,7 +149,7 @@ class Launch:
         if start is None:
             launched = self._by_triton(programs, pointers, integers)
             if launched is not None and key not in self._compiled:
-                self._compiled.keep(key, fast_triton.starter(launched))
+                self._compiled.keep(key, fast.starter(launched))
             return None
         ready = Ready(functools.partial(start.call, programs, 1, 1), start.fixed, (*integers, *self._values))
         if aligned:  # an unaligned call does not say which pointer is unaligned; its key does

@@ -124,23 +124,42 @@ def _shared_exponent(bits, RCEIL: tl.constexpr, EVEN: tl.constexpr, STEP: tl.con
     return tl.where(bits < 0x7F800000, tl.minimum(tl.maximum((bits >> 23) + step - EMAX, 0), 254), 255)
 
 
+PART = tl.constexpr(16)
+"""Values that a thread holds of a row: two vectors of 16 bytes, a block of NVFP4 or half of one of MX."""
+
+
 @triton.jit
-def _values(x, source, inside, up, GATED: tl.constexpr, NATIVE: tl.constexpr):
-    """Values at ``source`` as float32, 0 where not ``inside``; with ``GATED`` ``silu`` of them times those ``up``
-    elements behind, rounded to the dtype of ``x``."""
-    v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
-    if GATED:
-        other = tl.load(x + source + up, mask=inside, other=0.0).to(tl.float32)
-        v = _rounded(v / (1.0 + tl.exp(-v)) * other, x, NATIVE)
-    return v
+def _reciprocal(y, NATIVE: tl.constexpr):
+    """1 / y rounded to nearest even, subnormal operands and quotients included."""
+    if NATIVE:
+        return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [y], tl.float32, is_pure=True, pack=1)
+    return tl.div_rn(y * 0 + 1.0, y)
+
+
+@triton.jit
+def _parts(x, source, inside, PARTS: tl.constexpr):
+    """PART values at each ``source``, 0 where not ``inside``, of the dtype of ``x``, each PART in one thread."""
+    lane = tl.arange(0, PART // 2)
+    at, there = x + source[:, None] + lane[None, :], inside[:, None] & (lane < PART)[None, :]
+    low, high = tl.load(at, mask=there, other=0.0), tl.load(at + PART // 2, mask=there, other=0.0)
+    return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), [PARTS, PART])
+
+
+@triton.jit
+def _gated(gate, up, x, NATIVE: tl.constexpr):
+    """``silu(gate) * up`` in float32, rounded to the dtype of ``x``."""
+    v = gate.to(tl.float32)
+    return _rounded(v / (1.0 + tl.exp(-v)) * up.to(tl.float32), x, NATIVE)
 
 
 @triton.jit
 def _scaled(
     v,
     factor,
+    decode,
     BLOCK: tl.constexpr,
     ELEMENT: tl.constexpr,
+    WIDTH: tl.constexpr,
     RCEIL: tl.constexpr,
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
@@ -150,23 +169,28 @@ def _scaled(
     INVERSED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """The scale byte of each row of ``v [BLOCK, WIDTH]``, and ``v`` over its scale; ``factor`` one or ``[BLOCK]``."""
+    """The scale byte of each block, and ``v`` over its scale, of blocks whose parts of PART values are rows of ``v``.
+
+    ``factor`` and ``decode``, the global scale and what it multiplies a scale byte by, are one or ``[BLOCK]``.
+    """
+    EACH: tl.constexpr = WIDTH // PART
     bits = v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    if RCEIL or ELEMENT == 3 or FINITE:
-        if NATIVE:  # the hardware's maximum leaves a NaN out, and is NaN where there is nothing else
-            amax = tl.max(tl.abs(v), axis=1).to(tl.int32, bitcast=True)
-            amax = tl.where(amax > 0x7F800000, 0, amax)
-        else:
-            amax = tl.max(tl.where(bits > 0x7F800000, 0, bits), axis=1)
+    if NATIVE and (RCEIL or ELEMENT == 3 or FINITE):
+        # the hardware's maximum leaves a NaN out, and is NaN where there is nothing else
+        amax = tl.max(tl.abs(v), axis=1)
+        amax = tl.max(tl.reshape(amax, [BLOCK, EACH]), axis=1).to(tl.int32, bitcast=True)
+        amax = tl.where(amax > 0x7F800000, 0, amax)
     else:
-        amax = tl.max(bits, axis=1)
+        if RCEIL or ELEMENT == 3 or FINITE:
+            bits = tl.where(bits > 0x7F800000, 0, bits)
+        amax = tl.max(tl.reshape(tl.max(bits, axis=1), [BLOCK, EACH]), axis=1)
     if ELEMENT == 3:
         sixth = tl.full([BLOCK], INVERSE, tl.int32).to(tl.float32, bitcast=True)
         largest = amax.to(tl.float32, bitcast=True)
         if INVERSED:
-            t, decode = _divide(largest * sixth, factor + tl.zeros([BLOCK], tl.float32), NATIVE), factor
+            t = _divide(largest * sixth, factor + tl.zeros([BLOCK], tl.float32), NATIVE)
         else:
-            t, decode = largest * (factor * sixth), _divide(1.0, factor, NATIVE)
+            t = largest * (factor * sixth)
         t = tl.where(amax == 0, 0.0, t)
         t = tl.where(t > 448.0, 448.0, t)
         if NATIVE:
@@ -175,7 +199,7 @@ def _scaled(
         else:
             byte = _codes(t).to(tl.int32)
             value = _e4m3_value(byte)
-        inverse = _divide(tl.full([BLOCK], 1.0, tl.float32), value * decode, NATIVE)
+        inverse = _reciprocal(value * decode, NATIVE)
         finite = tl.full([BLOCK], 0x7F7FFFFF, tl.int32).to(tl.float32, bitcast=True)
         inverse = tl.where(inverse > finite, finite, inverse)
     else:
@@ -187,38 +211,26 @@ def _scaled(
         inverse = tl.where(power == 0, 1 << 22, power << 23).to(tl.float32, bitcast=True)
         if FINITE:
             inverse = tl.where(byte == 0, 0.0, inverse)
-    return byte, v * inverse[:, None]
+        if ELEMENT < 2 and not RCEIL:
+            inverse = tl.where(byte == 255, float("nan"), inverse)
+    each = tl.reshape(tl.broadcast_to(inverse[:, None], [BLOCK, EACH]), [BLOCK * EACH])
+    return byte, v * each[:, None]
 
 
 @triton.jit
-def _store_codes(
-    q,
-    target,
-    y,
-    byte,
-    valid,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    TOP: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
-    """Codes of ``y [BLOCK, WIDTH]`` under scale bytes, each row of which begins at element ``target``."""
-    lane = tl.arange(0, WIDTH)
-    written = valid[:, None] & (lane < WIDTH)[None, :]
+def _store_codes(q, target, y, valid, PARTS: tl.constexpr, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
+    """Codes of ``y [PARTS, PART]``, each row of which begins at element ``target``; they saturate."""
     if ELEMENT < 2:
-        y = tl.where((byte == 255)[:, None], float("nan"), y)
-        top = tl.full([BLOCK, WIDTH], TOP, tl.int32).to(tl.float32, bitcast=True)
-        y = tl.where(y > top, top, tl.where(y < -top, -top, y))
+        lane = tl.arange(0, PART)
+        at, written = q + target[:, None] + lane[None, :], valid[:, None] & (lane < PART)[None, :]
         if ELEMENT == 0:
-            tl.store(q + target[:, None] + lane[None, :], _encode(y, NATIVE), mask=written)
+            tl.store(at, _encode(y, NATIVE), mask=written)
         else:
-            tl.store(q + target[:, None] + lane[None, :], _codes_e5m2(y), mask=written)
+            tl.store(at, _codes_e5m2(y), mask=written)
     else:
-        half = tl.arange(0, WIDTH // 2)
-        bytes_ = valid[:, None] & (half < WIDTH)[None, :]
-        packed = _pack_e2m1(y, BLOCK, WIDTH // 2, NATIVE)
-        tl.store(q + (target // 2)[:, None] + half[None, :], packed, mask=bytes_)
+        half = tl.arange(0, PART // 2)
+        written = valid[:, None] & (half < PART)[None, :]
+        tl.store(q + (target // 2)[:, None] + half[None, :], _pack_e2m1(y, PARTS, PART // 2, NATIVE), mask=written)
 
 
 @triton.jit
@@ -250,53 +262,70 @@ def block_kernel(
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     STEP: tl.constexpr,
-    TOP: tl.constexpr,
     INVERSE: tl.constexpr,
     EMAX: tl.constexpr,
     INVERSED: tl.constexpr,
     GATED: tl.constexpr,
+    ACROSS: tl.constexpr,
     FACTORS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """One scale byte for WIDTH elements of a row. A program takes BLOCK blocks, ascending along rows.
+    """One scale byte for WIDTH elements of a row. A program takes BLOCK blocks, ACROSS of each of its rows.
 
     ``x`` holds ``count`` matrices of ``rows`` rows, one after another. ``columns`` and ``given`` count blocks of a row:
     those written, and those that ``x`` has, behind which values are 0. Scale bytes lie row by row (``HEIGHT`` 0), or in
-    tiles of HEIGHT rows by four columns, of each matrix its own, with zeros in the rest of the last ones. With
+    tiles of HEIGHT rows by four columns, of each matrix its own, with zeros in the rest of the last ones. In tiles of
+    128 rows those of a program are 32 apart, four by four, whose bytes are neighbours. With
     ``GATED`` a value is ``silu(gate) * up``, rounded to the dtype of ``x``, whose rows are gates and behind them as
     many ups. ``ELEMENT`` 0: E4M3, 1: E5M2, 2: E2M1 under E8M0, 3: E2M1 under E4M3 and a factor ``g``: one (``FACTORS``
     0), one for each row (1) or each matrix (2). ``FINITE``: a NaN takes no part in the scale, which is finite, and
-    under byte 0 codes are 0. ``TOP`` and ``INVERSE`` are the bits of the largest value and of its reciprocal.
+    under byte 0 codes are 0. ``INVERSE`` are the bits of the reciprocal of the largest value.
     """
+    EACH: tl.constexpr = WIDTH // PART
+    PARTS: tl.constexpr = BLOCK * EACH
+    ROWS: tl.constexpr = BLOCK // ACROSS
+    APART: tl.constexpr = ROWS // 4 if HEIGHT == 128 and ROWS % 4 == 0 else ROWS  # rows that lie one after another
     across = columns if HEIGHT == 0 else (columns + 3) // 4 * 4
     down = rows if HEIGHT == 0 else (rows + HEIGHT - 1) // HEIGHT * HEIGHT
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    col = index % across
-    place = index // across
-    matrix = place // down if count != 1 else place * 0
-    within = place - matrix * down
+    chunks, bands = (across + ACROSS - 1) // ACROSS, (down + ROWS - 1) // ROWS
+    band = tl.program_id(0) // chunks
+    chunk = tl.program_id(0) - band * chunks
+    matrix = band // bands if count != 1 else band * 0
+    band -= matrix * bands
+    first = band * ROWS if APART == ROWS else band // (32 // APART) * 128 + band % (32 // APART) * APART
+    part, block = tl.arange(0, PARTS), tl.arange(0, BLOCK)
+    within = first + part // (ACROSS * EACH) // APART * 32 + part // (ACROSS * EACH) % APART
+    col = chunk * (ACROSS * EACH) + part % (ACROSS * EACH)
     row = (matrix * rows + within).to(tl.int64)
-    there = (within < rows) & (matrix < count)
-    valid = there & (col < columns)
-    lane = tl.arange(0, WIDTH)
-    inside = (there & (col < given))[:, None] & (lane < WIDTH)[None, :]
-    source = row[:, None] * x_stride + col[:, None] * WIDTH + lane[None, :]
-    v = _values(x, source, inside, given * WIDTH, GATED, NATIVE)
-    factor = 1.0
+    inside = (within < rows) & (col < given * EACH)
+    source = row * x_stride + col * PART
+    if GATED:
+        v = _gated(_parts(x, source, inside, PARTS), _parts(x + given * WIDTH, source, inside, PARTS), x, NATIVE)
+    else:
+        v = _parts(x, source, inside, PARTS).to(tl.float32)
+    valid = (within < rows) & (col < columns * EACH)
+    target = row * columns * WIDTH + col * PART
+    within = first + block // ACROSS // APART * 32 + block // ACROSS % APART
+    col = chunk * ACROSS + block % ACROSS
+    there = (within < rows) & (col < columns)
+    factor, decode = 1.0, 1.0
     if ELEMENT == 3:
         if FACTORS == 0:
             factor = tl.load(g)
         else:
-            factor = tl.load(g + (row if FACTORS == 1 else matrix) * g_stride, mask=valid, other=1.0)
+            place = matrix * rows + within if FACTORS == 1 else matrix + within * 0
+            factor = tl.load(g + place.to(tl.int64) * g_stride, mask=there, other=1.0)
+        decode = factor if INVERSED else _reciprocal(factor, NATIVE)
     byte, y = _scaled(
-        v, factor, BLOCK, ELEMENT, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
+        v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
     )  # fmt: skip
-    _store_codes(q, (row * columns + col) * WIDTH, y, byte, valid, BLOCK, WIDTH, ELEMENT, TOP, NATIVE)
-    byte = tl.where(valid, byte, 0).to(tl.uint8)
+    _store_codes(q, target, y, valid, PARTS, ELEMENT, NATIVE)
+    byte = tl.where(there, byte, 0).to(tl.uint8)
     if HEIGHT:
-        tl.store(s + _in_tiles(place.to(tl.int64), col, across, HEIGHT), byte, mask=place < count * down)
+        place = (matrix * down + within).to(tl.int64)
+        tl.store(s + _in_tiles(place, col, across, HEIGHT), byte, mask=(within < down) & (col < across))
     else:
-        tl.store(s + index, byte, mask=valid)
+        tl.store(s + (matrix * rows + within).to(tl.int64) * columns + col, byte, mask=there)
 
 
 @triton.jit
@@ -319,7 +348,6 @@ def norm_kernel(
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     STEP: tl.constexpr,
-    TOP: tl.constexpr,
     INVERSE: tl.constexpr,
     EMAX: tl.constexpr,
     INVERSED: tl.constexpr,
@@ -336,35 +364,39 @@ def norm_kernel(
     :func:`kernels.backends._triton_fused.norm_kernel`; with ``SUM`` the row is ``x + residual`` in float32, stored in
     ``z``.
     """
-    row = tl.program_id(0).to(tl.int64)
-    col, lane = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    EACH: tl.constexpr = WIDTH // PART
+    PARTS: tl.constexpr = BLOCK * EACH
     columns: tl.constexpr = COLS // WIDTH
-    column = col[:, None] * WIDTH + lane[None, :]
-    inside = column + row * 0 < tl.where(row < rows, COLS, 0)
-    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
-    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    across: tl.constexpr = (columns + 3) // 4 * 4
+    row = tl.program_id(0).to(tl.int64)
+    part, col = tl.arange(0, PARTS), tl.arange(0, BLOCK)
+    inside = part + row * 0 < tl.where(row < rows, columns * EACH, 0)
+    v = _parts(x + row * x_stride, part * PART, inside, PARTS).to(tl.float32)
+    w = _parts(weight, part * PART, inside, PARTS)
     if SUM:
-        v += tl.load(residual + row * r_stride + column, mask=inside, other=0.0).to(tl.float32)
+        v += _parts(residual + row * r_stride, part * PART, inside, PARTS).to(tl.float32)
+        lane = tl.arange(0, PART)
         summed = _rounded(v, x, NATIVE).to(x.dtype.element_ty)
-        tl.store(z + row * COLS + column, summed, mask=inside)
-    square = tl.sum(tl.reshape(v * v, [BLOCK * WIDTH], can_reorder=True), axis=0)
+        at = z + row * COLS + part[:, None] * PART + lane[None, :]
+        tl.store(at, summed, mask=inside[:, None] & (lane < PART)[None, :])
+    square = tl.sum(tl.reshape(v * v, [PARTS * PART], can_reorder=True), axis=0)
     v *= tl.rsqrt(square / COLS + tl.full([1, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
     if ROUNDING == 2:
         v = _rounded(v, x, NATIVE)
     v *= w.to(tl.float32)
     if ROUNDING:
         v = _rounded(v, x, NATIVE)
-    factor = 1.0
+    factor, decode = 1.0, 1.0
     if ELEMENT == 3:
         factor = tl.load(g)
+        decode = _reciprocal(factor, NATIVE)
     byte, y = _scaled(
-        v, factor, BLOCK, ELEMENT, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
+        v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
     )  # fmt: skip
+    _store_codes(q, row * COLS + part * PART, y, inside, PARTS, ELEMENT, NATIVE)
     valid = col + row * 0 < tl.where(row < rows, columns, 0)
-    _store_codes(q, (row * columns + col) * WIDTH, y, byte, valid, BLOCK, WIDTH, ELEMENT, TOP, NATIVE)
     byte = tl.where(valid, byte, 0).to(tl.uint8)
     if HEIGHT:
-        across: tl.constexpr = (columns + 3) // 4 * 4
         tl.store(s + _in_tiles(row, col, across, HEIGHT), byte, mask=col < across)
     else:
         tl.store(s + row * columns + col, byte, mask=valid)
@@ -391,55 +423,71 @@ def expert_kernel(
     EVEN: tl.constexpr,
     FINITE: tl.constexpr,
     STEP: tl.constexpr,
-    TOP: tl.constexpr,
     INVERSE: tl.constexpr,
     EMAX: tl.constexpr,
     INVERSED: tl.constexpr,
     GATED: tl.constexpr,
+    ACROSS: tl.constexpr,
     TIGHT: tl.constexpr,
     GROUPS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """As :func:`block_kernel`, of rows that lie expert by expert: ``offsets[i]`` is the first of expert ``i``.
 
-    A program takes BLOCK blocks of one row, whose scale bytes go to its row in the tiles of its expert. Behind them one
-    program for each tile down writes zeros where an expert has no row. An expert's tiles begin behind those of the one
-    before it (``TIGHT``), or at row ``(offset + (HEIGHT - 1) i) // HEIGHT HEIGHT``. ``g`` has a factor for each expert;
-    ``GROUPS`` is a power of two that is at least ``experts``.
+    A program takes ACROSS blocks of each of its rows, whose scale bytes go to their rows in the tiles of their experts.
+    Before them one program for each tile down writes zeros where an expert has no row. An expert's tiles begin behind
+    those of the one before it (``TIGHT``), or at row ``(offset + (HEIGHT - 1) i) // HEIGHT HEIGHT``. ``g`` has a factor
+    for each expert; ``GROUPS`` is a power of two that is at least ``experts``.
     """
+    EACH: tl.constexpr = WIDTH // PART
+    PARTS: tl.constexpr = BLOCK * EACH
+    ROWS: tl.constexpr = BLOCK // ACROSS
     across = (columns + 3) // 4 * 4
-    chunks = (across + BLOCK - 1) // BLOCK
+    chunks = (across + ACROSS - 1) // ACROSS
     tiles = (rows + (HEIGHT - 1) * experts) // HEIGHT
-    pid = tl.program_id(0)
     each = tl.arange(0, GROUPS)
-    first = tl.load(offsets + each, mask=each < experts, other=0)
-    last = tl.load(offsets + 1 + each, mask=each < experts, other=0)
-    padded = (last - first + HEIGHT - 1) // HEIGHT * HEIGHT
-    start = tl.cumsum(padded, axis=0) - padded if TIGHT else (first + (HEIGHT - 1) * each) // HEIGHT * HEIGHT
-    end = tl.load(offsets + experts)
-    if pid < rows * chunks:
-        row = (pid // chunks).to(tl.int64)
-        expert = tl.sum(((each < experts) & (last <= row)).to(tl.int32), axis=0)
-        own = tl.where(each == expert, start - first, 0)
-        place = row + tl.sum(own, axis=0)
-        col = pid % chunks * BLOCK + tl.arange(0, BLOCK)
-        lane = tl.arange(0, WIDTH)
-        inside = (col < given)[:, None] & (lane < WIDTH)[None, :]
-        v = _values(x, row * x_stride + col[:, None] * WIDTH + lane[None, :], inside, given * WIDTH, GATED, NATIVE)
-        factor = 1.0
-        if ELEMENT == 3:
-            factor = tl.load(g + tl.minimum(expert, experts - 1) * g_stride)
-        byte, y = _scaled(
-            v, factor, BLOCK, ELEMENT, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
-        )  # fmt: skip
-        valid = col < columns
-        _store_codes(q, (row * columns + col) * WIDTH, y, byte, valid, BLOCK, WIDTH, ELEMENT, TOP, NATIVE)
+    if tl.program_id(0) >= tiles:
+        band = (tl.program_id(0) - tiles) // chunks
+        chunk = tl.program_id(0) - tiles - band * chunks
+        part, block = tl.arange(0, PARTS), tl.arange(0, BLOCK)
+        line = (band * ROWS + part // (ACROSS * EACH)).to(tl.int64)
+        col = chunk * (ACROSS * EACH) + part % (ACROSS * EACH)
+        inside = (line < rows) & (col < given * EACH)
+        source = line * x_stride + col * PART
+        gate = _parts(x, source, inside, PARTS)  # on their way while the experts are searched
+        up = _parts(x + given * WIDTH, source, inside, PARTS) if GATED else gate
+        valid, target = (line < rows) & (col < columns * EACH), line * columns * WIDTH + col * PART
+        first = tl.load(offsets + each, mask=each < experts, other=0)
+        last = tl.load(offsets + 1 + each, mask=each < experts, other=0)
+        row = band * ROWS + tl.arange(0, ROWS)
+        expert = tl.sum(((each < experts)[None, :] & (last[None, :] <= row[:, None])).to(tl.int32), axis=1)
+        padded = (last - first + HEIGHT - 1) // HEIGHT * HEIGHT
+        start = tl.cumsum(padded, axis=0) - padded if TIGHT else (first + (HEIGHT - 1) * each) // HEIGHT * HEIGHT
+        place = row + tl.sum(tl.where(each[None, :] == expert[:, None], (start - first)[None, :], 0), axis=1)
         # a row of no expert has no place; offsets that do not ascend lead to none outside of the memory
-        placed = (col < across) & (col * 0 + row < end) & (col * 0 + place >= 0) & (col * 0 + place < tiles * HEIGHT)
-        byte = tl.where(valid, byte, 0).to(tl.uint8)
-        tl.store(s + _in_tiles(place, col, across, HEIGHT), byte, mask=placed)
+        placed = (row < rows) & (row < tl.load(offsets + experts)) & (place >= 0) & (place < tiles * HEIGHT)
+        place = tl.reshape(tl.broadcast_to(tl.where(placed, place, -1)[:, None], [ROWS, ACROSS]), [BLOCK])
+        factor, decode = 1.0, 1.0
+        if ELEMENT == 3:
+            one = tl.load(g + tl.minimum(expert, experts - 1) * g_stride)
+            factor = tl.reshape(tl.broadcast_to(one[:, None], [ROWS, ACROSS]), [BLOCK])
+            one = _reciprocal(one, NATIVE)
+            decode = tl.reshape(tl.broadcast_to(one[:, None], [ROWS, ACROSS]), [BLOCK])
+        v = _gated(gate, up, x, NATIVE) if GATED else gate.to(tl.float32)
+        byte, y = _scaled(
+            v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
+        )  # fmt: skip
+        _store_codes(q, target, y, valid, PARTS, ELEMENT, NATIVE)
+        col = chunk * ACROSS + block % ACROSS
+        byte = tl.where(col < columns, byte, 0).to(tl.uint8)
+        where = s + _in_tiles(place.to(tl.int64), col, across, HEIGHT)
+        tl.store(where, byte, mask=(place >= 0) & (col < across))
     else:
-        tile = (pid - rows * chunks).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        first = tl.load(offsets + each, mask=each < experts, other=0)
+        last = tl.load(offsets + 1 + each, mask=each < experts, other=0)
+        padded = (last - first + HEIGHT - 1) // HEIGHT * HEIGHT
+        start = tl.cumsum(padded, axis=0) - padded if TIGHT else (first + (HEIGHT - 1) * each) // HEIGHT * HEIGHT
         here = (each < experts) & (start <= tile * HEIGHT) & (tile * HEIGHT < start + padded)
         filled = tl.sum(tl.where(here, last - first - (tile * HEIGHT - start), 0), axis=0)
         index = tl.arange(0, 4 * HEIGHT)

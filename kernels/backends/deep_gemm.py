@@ -23,9 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import current_config
 from ..errors import MissingPackageError, OptionError
-from ..fast import deep_gemm as direct
 from ..layout import get_mn_major_tma_aligned_packed_ue8m0_tensor, transform_sf_into_required_layout
 from ..platform import packs_ue8m0
 from ..records import Machine, Problem
@@ -167,31 +165,17 @@ def aligned_gemm_nt(
 
 
 def dense_gemm_nt() -> Gemm:
-    """:func:`aligned_gemm_nt` for a weight that is dense on 16 bytes too, by the way of the current configuration."""
-    return (compiled_gemm() if current_config().fast_paths else None) or _public_gemm
-
-
-def _public_gemm(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
-) -> None:
+    """:func:`aligned_gemm_nt` for a weight that is dense on 16 bytes too: the library's function, looked up once."""
     function, name = symbol("fp8_gemm_nt")
-    if name in LEGACY:
-        function((a, _legacy_scale(a_scale)), (b, b_scale), out)
-    else:
-        function((a, a_scale), (b, b_scale), out, disable_ue8m0_cast=disable_ue8m0_cast)
-
-
-@functools.cache
-def compiled_gemm() -> Gemm | None:
-    """The compiled function behind ``fp8_gemm_nt`` of a known release, else None (:mod:`kernels.fast.deep_gemm`)."""
-    compiled = direct.compiled_gemm(library())
-    if compiled is None:
-        return None
+    legacy = name in LEGACY
 
     def gemm(
         a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
     ) -> None:
-        compiled(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
+        if legacy:
+            function((a, _legacy_scale(a_scale)), (b, b_scale), out)
+        else:
+            function((a, a_scale), (b, b_scale), out, disable_ue8m0_cast=disable_ue8m0_cast)
 
     return gemm
 

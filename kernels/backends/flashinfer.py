@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import fast
 from ..config import current_config
-from ..fast import flashinfer as direct
-from ..fast.flashinfer import Run
+from ..fast import Run
 from ..records import Machine, Problem
 from ..support import BLACKWELL
 from ._flashinfer import ONE_CALL, library
@@ -78,14 +78,14 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out:
 
 
 def _fast_run() -> Run | None:
-    """The runner's call of a known release without logging or tracing, else None (:mod:`kernels.fast.flashinfer`)."""
+    """The runner's call of a known release without logging or tracing, else None (:mod:`kernels.fast`)."""
     config = current_config()
     return _run() if config.fast_paths and not config.flashinfer_observed else None
 
 
 @functools.cache
 def _run() -> Run | None:
-    return direct.run(library(), lambda: library("flashinfer.gemm.gemm_base"))
+    return fast.flashinfer_run(library(), lambda: library("flashinfer.gemm.gemm_base"))
 
 
 @on_its_device

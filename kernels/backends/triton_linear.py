@@ -25,10 +25,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import fast
 from ..config import current_config
 from ..context import Memo
-from ..fast import torch as fast_torch
-from ..fast.triton import modes
+from ..fast import modes
 from ..platform import current_machine
 from ..records import Machine, Problem
 from ..support import BLOCK, E4M3_SM, shared_memory
@@ -158,7 +158,7 @@ def few_rows(dtype: torch.dtype, n: int, k: int) -> WideLinear:
         m, index, strides = x.shape[0], x.device.index, (x.stride(), w.stride(), w_scale.stride())
         key = index, modes(), m, strides
         launch, at = launches.get(key), (x.data_ptr(), w.data_ptr(), w_scale.data_ptr())
-        if launch is None or fast_torch.DEVICE() != index or (at[0] | at[1] | at[2]) % ALIGNMENT:
+        if launch is None or fast.DEVICE() != index or (at[0] | at[1] | at[2]) % ALIGNMENT:
             out = linear(x, w, w_scale)
             (start, programs, parts), (x_strides, w_strides, scale_strides) = few if m <= 16 else many, strides
             integers = m, n, k, x_strides[0], w_strides[0], *scale_strides
@@ -168,7 +168,7 @@ def few_rows(dtype: torch.dtype, n: int, k: int) -> WideLinear:
                 launches.keep(key, (allocators(x.device), parts, ready, None if parts == 1 else added))
             return out
         allocator_now, parts, ready, added = launch
-        allocate, stream = allocator_now(), fast_torch.STREAM(index)
+        allocate, stream = allocator_now(), fast.STREAM(index)
         out = allocate((m, n), (n, 1), dtype)
         if added is None:
             ready.begin(stream, *ready.fixed, *at, out.data_ptr(), *ready.after)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import fast
 from ..config import current_config
 from ..context import Memo
-from ..fast import torch as fast_torch
-from ..fast.triton import modes
+from ..fast import modes
 from ..mx_blocks import (
     EVEN_OF_FINITE,
     FP4_EMAX,
@@ -37,10 +37,10 @@ from ._launch import ALIGNMENT, HIP, Launch, bits, imported, power_of_two
 from .declaration import Allocate, Blocks, Matrices, Pair
 from .triton_fused import PER_THREAD, ROUNDINGS
 
-ELEMENTS = 4096
-"""Elements of one program."""
-SEARCH = 1024
-"""As many elements take about the instructions on sm90 by which a program finds its expert among 32."""
+ELEMENTS, WARPS = 4096, 4
+"""Elements of one program, and its warps."""
+COLUMNS = 512
+"""Columns of a row that a program takes: of 8 rows, of which 8 sectors of scale bytes are whole in tiles."""
 
 
 @functools.cache
@@ -61,7 +61,6 @@ def _constants(how: Blocks, two_levels: bool, block: int) -> dict[str, object]:
         "EVEN": 1 << (22 - fraction) if how.rounding in ("even", EVEN_OF_FINITE) else 0,
         "FINITE": how.rounding == EVEN_OF_FINITE,
         "STEP": int(how.rounding == "ceil"),
-        "TOP": bits(top),
         "INVERSE": bits(1.0 / top),
         "EMAX": emax,
         "INVERSED": how.inversed,
@@ -72,13 +71,15 @@ def _constants(how: Blocks, two_levels: bool, block: int) -> dict[str, object]:
 class Prepared:
     """The kernel of a way to quantise, and what depends on it alone."""
 
-    def __init__(self, how: Blocks, two_levels: bool, factors: int, native: bool) -> None:
+    def __init__(self, how: Blocks, two_levels: bool, factors: int, native: bool, across: int) -> None:
         self.width, self.layout = NVFP4_BLOCK if two_levels else MX_BLOCK, how.layout
         self.packed, self.gated = 2 if how.element == "e2m1" else 1, how.gated
         self.dtype = FP8_ELEMENTS[how.element][3] if how.element in FP8_ELEMENTS else torch.uint8
         self.as_bytes = how.element == "e5m2" or (how.element == "e4m3" and not native)
+        self.across, self.rows = across, ELEMENTS // self.width // across
         constants = _constants(how, two_levels, ELEMENTS // self.width)
-        self.start = Launch(library()[0].block_kernel, {**constants, "FACTORS": factors, "NATIVE": native}, num_warps=4)
+        more = {"ACROSS": across, "FACTORS": factors, "NATIVE": native}
+        self.start = Launch(library()[0].block_kernel, {**constants, **more}, num_warps=WARPS)
         self.launches: Memo[tuple[object, ...], tuple[Any, ...]] = Memo()
 
     def shapes(self, m: int, columns: int, count: int = 1) -> tuple[tuple[int, int], tuple[int, ...]]:
@@ -86,6 +87,12 @@ class Prepared:
         blocks = columns // self.width
         scale = (m, blocks) if self.layout == LINEAR else (count * size_of(m // count, blocks, self.layout),)
         return (m, columns // self.packed), scale
+
+    def programs(self, m: int, columns: int, count: int = 1) -> int:
+        """Of matrices of ``m`` rows in all: padded to tiles, so many rows and blocks of a row each."""
+        height, blocks = HEIGHTS.get(self.layout, 1), columns // self.width
+        rows, wide = m // count, blocks if self.layout == LINEAR else blocks + -blocks % 4
+        return count * -(-(rows + -rows % height) // self.rows) * -(-wide // self.across)
 
     def __call__(
         self, x: Tensor, columns: int, factor: Tensor | None, step: int, allocate: Allocate, count: int = 1
@@ -95,7 +102,7 @@ class Prepared:
         q, scale = allocate(of_codes, (of_codes[1], 1), self.dtype), _dense(allocate, of_scales)
         codes = q.view(torch.uint8) if self.as_bytes else q
         inputs = x, x if factor is None else factor
-        programs = -(-scale.numel() // (ELEMENTS // self.width))
+        programs = self.programs(x.shape[0], columns, count)
         self.start.here(programs, inputs, self._integers(x, columns, step, count), (codes, scale))
         return q, scale
 
@@ -112,7 +119,7 @@ class Prepared:
         beside = at if factor is None else factor.data_ptr()
         if launch is None or (at | beside) % ALIGNMENT:
             q, scale = self(x, columns, factor, step, allocate)
-            programs, beside_dtype = -(-scale.numel() // (ELEMENTS // self.width)), x if factor is None else factor
+            programs, beside_dtype = self.programs(x.shape[0], columns), x if factor is None else factor
             ready = self.start.ready(
                 index, now, programs, self._integers(x, columns, step), x.dtype, beside_dtype.dtype
             )
@@ -122,19 +129,18 @@ class Prepared:
         of_codes, strides, of_scales, scale_strides, begin, fixed, after = launch
         q = allocate(tuple(of_codes), strides, self.dtype)
         scale = allocate(tuple(of_scales), scale_strides, torch.uint8)
-        begin(fast_torch.STREAM(index), *fixed, at, beside, q.data_ptr(), scale.data_ptr(), *after)
+        begin(fast.STREAM(index), *fixed, at, beside, q.data_ptr(), scale.data_ptr(), *after)
         return q, scale
 
 
 class OfExperts:
     """The kernel of rows that lie expert by expert, for a number of experts up to a power of two and a row's blocks."""
 
-    def __init__(self, how: Blocks, two_levels: bool, tight: bool, groups: int, block: int, native: bool) -> None:
-        self.layout = Prepared(how, two_levels, 2 if two_levels else 0, native)
-        constants = _constants(how, two_levels, block)
-        more = {"TIGHT": tight, "GROUPS": groups, "NATIVE": native}
-        self.start = Launch(library()[0].expert_kernel, {**constants, **more}, num_warps=4)
-        self.block = block
+    def __init__(self, how: Blocks, two_levels: bool, tight: bool, groups: int, native: bool, across: int) -> None:
+        self.layout = of = Prepared(how, two_levels, 2 if two_levels else 0, native, across)
+        constants = _constants(how, two_levels, ELEMENTS // of.width)
+        more = {"ACROSS": across, "TIGHT": tight, "GROUPS": groups, "NATIVE": native}
+        self.start = Launch(library()[0].expert_kernel, {**constants, **more}, num_warps=WARPS)
 
     def __call__(
         self, x: Tensor, columns: int, factor: Tensor | None, step: int, offsets: Tensor, allocate: Allocate
@@ -146,7 +152,7 @@ class OfExperts:
         q = allocate((rows, wide), (wide, 1), of.dtype)
         scale = _dense(allocate, (size_of(height, blocks, of.layout),))
         codes = q.view(torch.uint8) if of.as_bytes else q
-        programs = m * -(-(blocks + -blocks % 4) // self.block) + height // HEIGHTS[of.layout]
+        programs = -(-m // of.rows) * -(-(blocks + -blocks % 4) // of.across) + height // HEIGHTS[of.layout]
         inputs = x, x if factor is None else factor, offsets
         self.start.here(programs, inputs, (*of._integers(x, columns, step)[:5], experts), (codes, scale))
         return q, scale
@@ -158,7 +164,7 @@ class OfNorm:
     def __init__(
         self, how: Blocks, two_levels: bool, cols: int, rounding: str, summed: bool, epsilon: float, native: bool
     ) -> None:
-        self.layout = of = Prepared(how, two_levels, 0, native)
+        self.layout = of = Prepared(how, two_levels, 0, native, 1)
         block = power_of_two(cols // of.width + -(cols // of.width) % 4)
         more = {
             "COLS": cols,
@@ -192,20 +198,13 @@ def _dense(allocate: Allocate, shape: tuple[int, ...]) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _prepared(how: Blocks, two_levels: bool, factors: int = 0) -> Prepared:
-    return Prepared(how, two_levels, factors, library()[1])
+def _prepared(how: Blocks, two_levels: bool, across: int, factors: int = 0) -> Prepared:
+    return Prepared(how, two_levels, factors, library()[1], across)
 
 
 @functools.lru_cache(maxsize=64)
-def _of_experts(how: Blocks, two_levels: bool, tight: bool, groups: int, block: int) -> OfExperts:
-    return OfExperts(how, two_levels, tight, groups, block, library()[1])
-
-
-def _blocks_of_row(blocks: int, width: int) -> int:
-    """Blocks of a program of rows of experts, a power of two: those under which a row takes the fewest instructions."""
-    most = power_of_two(min(blocks, ELEMENTS // width))
-    sizes = [most >> i for i in range(3) if most >> i]
-    return min(sizes, key=lambda size: -(-blocks // size) * (SEARCH // width + size))
+def _of_experts(how: Blocks, two_levels: bool, tight: bool, groups: int, across: int) -> OfExperts:
+    return OfExperts(how, two_levels, tight, groups, library()[1], across)
 
 
 def quant_blocks(
@@ -222,16 +221,18 @@ def quant_blocks(
     two_levels, allocate = global_scale is not None, allocator(device)
     x = x if x.stride(1) == 1 else x.contiguous()
     step = 0 if global_scale is None or global_scale.numel() == 1 else global_scale.stride(0)
+    width = NVFP4_BLOCK if two_levels else MX_BLOCK
+    across = power_of_two(
+        min(columns // width + (0 if how.layout == LINEAR else -(columns // width) % 4), COLUMNS // width)
+    )
     if matrices is None:
-        prepared = _prepared(how, two_levels, int(step > 0))
+        prepared = _prepared(how, two_levels, across, int(step > 0))
         direct = device.index is not None and not HIP and current_config().fast_paths
         return (prepared._again if direct else prepared)(x, columns, global_scale, step, allocate)
     count, offsets, placement = matrices
     if offsets is None:
-        return _prepared(how, two_levels, 2 * (step > 0))(x, columns, global_scale, step, allocate, count)
-    blocks = columns // (NVFP4_BLOCK if two_levels else MX_BLOCK)
-    block = _blocks_of_row(blocks + -blocks % 4, NVFP4_BLOCK if two_levels else MX_BLOCK)
-    start = _of_experts(how, two_levels, placement == "tight", power_of_two(count), block)
+        return _prepared(how, two_levels, across, 2 * (step > 0))(x, columns, global_scale, step, allocate, count)
+    start = _of_experts(how, two_levels, placement == "tight", power_of_two(count), across)
     return start(x, columns, global_scale, step, offsets.contiguous(), allocate)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import fast
 from ..config import current_config
 from ..context import Memo
-from ..fast import torch as fast_torch
-from ..fast.triton import modes
+from ..fast import modes
 from ..records import Machine, Problem
 from ..support import BLOCK, BLOCK_QUANTISERS
 from . import triton_cache, triton_fused, triton_mx_quant
@@ -158,7 +158,7 @@ def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
 
 
 @functools.lru_cache(maxsize=64)
-def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool, fast: bool) -> Quantiser:
+def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool, direct: bool) -> Quantiser:
     block, transposed, align = _tile(group), layout != "row", 4 if layout == "tma" else 1
     start = _prepared(
         "group_kernel",
@@ -192,7 +192,7 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
             start.here(programs_of(rows, groups), inputs, integers, outputs)
         return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
 
-    if not fast:
+    if not direct:
         return quantise
     launches: Memo[tuple[object, ...], tuple[Any, ...]] = Memo()
 
@@ -210,7 +210,7 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
         strides, shape, scale_strides, begin, fixed, after = launch
         q = allocate((rows, cols), strides, torch.float8_e4m3fn)
         scale = allocate(shape, scale_strides, torch.float32)
-        begin(fast_torch.STREAM(index), *fixed, address, q.data_ptr(), scale.data_ptr(), *after)
+        begin(fast.STREAM(index), *fixed, address, q.data_ptr(), scale.data_ptr(), *after)
         return q, scale
 
     return again

@@ -114,7 +114,7 @@ class Fp8Module(torch.nn.Module):
             return run(*operands)
         if is_compiling():
             raise OptionError(
-                f"{self.name} has backend={shown(self.backend)} and fallback={shown(self.fallback)}, and a compiled "
+                f"{self.name} has backend={self.backend!r} and fallback={self.fallback!r}, and a compiled "
                 "graph plans when it runs: compile without them, and set FP8_KERNELS_BACKEND and FP8_KERNELS_FALLBACK, "
                 "or run the graph in kernels.routes.only"
             )

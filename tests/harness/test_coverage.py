@@ -26,10 +26,6 @@ NOT_ROUTINES = {
     "get_mk_alignment_for_contiguous_layout": "a constant of a library, compared in tests/kernels/test_grouped.py",
     "deepgemm_blockscale_linear": "one branch of dynamic_flashinfer_deepgemm_blockscale_gemm, which is judged",
     "few_rows_blockscale_linear": "the other branch",
-    **dict.fromkeys(
-        ("silu_and_mul_block_scaled_quant", "rms_norm_block_scaled_quant"),
-        "bits compared with the quantiser of their values in tests/kernels/test_mx_fused.py",
-    ),
     "prepare_fp8_gemm_nt": "bits compared with fp8_gemm_nt in tests/kernels/test_blockscaled.py",
     "prepare_blockscale_linear": "bits compared with dynamic_flashinfer_deepgemm_blockscale_gemm there",
     "explain": "the decisions of a layer, in words",

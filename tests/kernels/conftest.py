@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import fast
 from kernels.backends import deep_gemm, flashinfer, torch_ops
 from kernels.config import Config
-from kernels.fast import flashinfer as fast_flashinfer
 from kernels.plan import Problem
 from kernels.platform import current_machine
 
@@ -60,7 +60,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """An empty module in place of DeepGEMM."""
     module = types.ModuleType("deep_gemm")
     monkeypatch.setitem(sys.modules, "deep_gemm", module)
-    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.compiled_gemm, deep_gemm.takes_2d_lens)
+    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.takes_2d_lens)
     for cache in caches:
         cache.cache_clear()
     yield module
@@ -96,7 +96,7 @@ def flashinfer_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
         out.fill_(2.0)
 
     def release(version: str) -> list[tuple[Tensor | None, ...]]:
-        known = version in fast_flashinfer.RELEASES
+        known = version in fast.RELEASES["flashinfer"]
 
         def public(x: Tensor, w: Tensor, xs: Tensor | None, ws: Tensor, out: Tensor) -> None:
             assert not known

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import blockscaled as bs
-from kernels import context, quantize, repeated, routes
+from kernels import context, fast, quantize, repeated, routes
 from kernels.config import Config, use_config
 from kernels.errors import (
     DeviceError,
@@ -16,7 +16,6 @@ from kernels.errors import (
     OptionError,
     ShapeError,
 )
-from kernels.fast import torch as fast
 
 FP8 = torch.float8_e4m3fn
 

@@ -88,6 +88,8 @@ ROUTINES = (
     | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))
     | dict.fromkeys(mx_moe.LAYERS, ("moe_block_experts",))
     | dict.fromkeys(routers.SERVED_HERE, ("route_experts",))
+    | {f"rms_norm_{kind}_quantize": ("rms_norm_block_scaled_quant",) for kind in ("mxfp8", "mxfp4", "nvfp4")}
+    | {f"silu_and_mul_{kind}_quantize": ("silu_and_mul_block_scaled_quant",) for kind in ("mxfp8", "mxfp4")}
 )
 """Contracts of several routines, or of a part of one."""
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import fast
 from kernels.backends import _launch, triton_linear, triton_mx_quant, triton_quant
 from kernels.backends.declaration import Blocks
 from kernels.config import Config, use_config
-from kernels.fast import torch as fast_torch
-from kernels.fast import triton as fast
 from kernels.platform import Machine, use_machine
 
 pytestmark = pytest.mark.interpreter
@@ -98,7 +97,7 @@ def with_triton(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
 
 
 def test_the_table_has_every_release() -> None:
-    assert set(LAUNCH_ARGUMENTS) == set(fast.RELEASES)
+    assert set(LAUNCH_ARGUMENTS) == set(fast.RELEASES["triton"])
 
 
 @pytest.mark.parametrize("release", LAUNCH_ARGUMENTS)
@@ -146,7 +145,7 @@ class TestAgain:
     @pytest.fixture
     def starts(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         """How each kernel was started, and a GPU of its own for tensors of the CPU."""
-        with_triton(monkeypatch, fast.RELEASES[-1])
+        with_triton(monkeypatch, fast.RELEASES["triton"][-1])
         runtime = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None, debug=False)
         monkeypatch.setattr(fast, "_knobs", lambda: (runtime, {}))
         seen: list[str] = []
@@ -158,8 +157,8 @@ class TestAgain:
         monkeypatch.setattr(_launch.Launch, "_by_triton", lambda *_: seen.append("by Triton") or ready(run))
         here = _launch.Launch.here
         monkeypatch.setattr(_launch.Launch, "here", lambda *given: seen.append("looked at") or here(*given))
-        monkeypatch.setattr(fast_torch, "STREAM", lambda index: 7)
-        monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
+        monkeypatch.setattr(fast, "STREAM", lambda index: 7)
+        monkeypatch.setattr(fast, "DEVICE", lambda: 0)
         self.runtime, self.made = runtime, made
         quantisers = (triton_quant, "_prepared _group_quantiser"), (triton_mx_quant, "_prepared")
         for module, names in (*quantisers, (triton_linear, "_prepared _sum")):
@@ -187,7 +186,7 @@ class TestAgain:
         x = OnGpu.of(40, 512)
         known = [self.quantise(x, layout) for _ in range(4)]
         assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
-        first = len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
+        first = len(LAUNCH_ARGUMENTS[fast.RELEASES["triton"][-1]])
         for arguments, right in zip(self.made, known[1:], strict=True):
             assert arguments[:4] == (programs, 1, 1, 7) and arguments[first:][:6] == right
 
@@ -209,7 +208,7 @@ class TestAgain:
 
         known = [quantise(x) for _ in range(4)]
         assert starts == ["looked at", "by Triton", "looked at", "started", "started", "started"]
-        first = len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
+        first = len(LAUNCH_ARGUMENTS[fast.RELEASES["triton"][-1]])
         for arguments, right in zip(self.made, known[1:], strict=True):
             assert arguments[first:][:9] == right and arguments[1:4] == (1, 1, 7)
         assert len({arguments[0] for arguments in self.made}) == 1
@@ -260,7 +259,7 @@ class TestAgain:
             return "looked at" in starts
 
         assert [looked_at(x, w, scale) for _ in range(4)] == [True, True, False, False]
-        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS[fast.RELEASES[-1]])
+        launches, first = 1 + (parts > 1), len(LAUNCH_ARGUMENTS[fast.RELEASES["triton"][-1]])
         for looked, again in zip(self.made[-3 * launches :][:launches], self.made[-launches:], strict=True):
             pointers = slice(first, first + (4 if looked is self.made[-3 * launches] else 2))
             assert len(looked) == len(again)
@@ -325,7 +324,7 @@ class TestInstalled:
         import triton
 
         kernel, started = self.kernel()
-        if triton.__version__ not in fast.RELEASES:
+        if triton.__version__ not in fast.RELEASES["triton"]:
             assert fast.starter(kernel) is None
             return
         kernel[(3, 1, 1)](*PARAMETERS, stream=VALUES["stream"])
@@ -339,7 +338,7 @@ class TestInstalled:
         import triton
 
         if triton.__version__ not in LAUNCH_ARGUMENTS:
-            assert triton.__version__ not in fast.RELEASES, "read this release and enter it in the table"
+            assert triton.__version__ not in fast.RELEASES["triton"], "read this release and enter it in the table"
             pytest.skip(f"Triton {triton.__version__} is started by its launcher")
         kernel, started = self.kernel()
         kernel[(3, 1, 1)](*PARAMETERS, stream=VALUES["stream"])

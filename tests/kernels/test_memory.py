@@ -10,9 +10,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels import fast
 from kernels.backends import _host
 from kernels.config import Config, use_config
-from kernels.fast import torch as fast
 
 CUDA = torch.device("cuda:0")
 
@@ -66,7 +66,8 @@ def test_torch_gives_what_was_asked_for() -> None:
 
 
 @pytest.mark.skipif(
-    not torch.__version__.startswith(fast.RELEASES), reason=f"torch {torch.__version__} is called by its public names"
+    not torch.__version__.startswith(fast.RELEASES["torch"]),
+    reason=f"torch {torch.__version__} is called by its public names",
 )
 def test_what_is_called_is_what_inductor_generates() -> None:
     """In the installed release: the names that the compiled code of every user calls, and the body of the device's."""
@@ -80,5 +81,5 @@ def test_what_is_called_is_what_inductor_generates() -> None:
 def test_only_known_releases_are_bypassed() -> None:
     """Of any other neither entry is taken, though it may have them; without it everything is as right, and slower."""
     assert (fast.EMPTY is not None) == (fast.STREAM is not fast.public_stream) == fast.KNOWN
-    assert (torch.__version__.startswith(fast.RELEASES) and torch.version.cuda is not None) == fast.KNOWN
+    assert (torch.__version__.startswith(fast.RELEASES["torch"]) and torch.version.cuda is not None) == fast.KNOWN
     assert fast._entry("_dynamo", "guards", "_empty_strided_cuda") is not None and fast._entry("no", "entry") is None

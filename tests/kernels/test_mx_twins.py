@@ -30,7 +30,8 @@ class TestEveryCase:
             made = by_name(RUN[name].run(inputs, options))
             verdict = contract.judge(inputs, made, **options)
             assert not verdict.status.is_failure, f"{case}: {verdict.summary}"
-            if "scale" in made and case.family in ORDINARY and "silu" not in name:  # an exponential has no one rounding
+            exact = not name.startswith(("silu", "rms_norm"))  # an exponential, a sum or a root has no one rounding
+            if "scale" in made and case.family in ORDINARY and exact:
                 assert verdict.matches is not None, f"{case}: {verdict.summary}"
             if number == 0:
                 spoiled = {n: (x.contiguous().view(torch.uint8) ^ 0x24).view(x.dtype) for n, x in made.items()}

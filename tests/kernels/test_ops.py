@@ -284,6 +284,33 @@ def test_export(name: str) -> None:
 
 
 @pytest.mark.turns(4)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a graph of CUDA needs a GPU")
+@pytest.mark.parametrize("name", NAMES)
+def test_graph(name: str) -> None:
+    """A replay writes every output and every operand that the call writes, with the bits of the call."""
+    op, right, captured = operator_of(name), placed(name, "cuda"), placed(name, "cuda")
+    expected = values(op(*right), right)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        op(*placed(name, "cuda"))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = op(*captured)
+    given = {id(t) for t in captured}
+    with torch.no_grad():
+        for t in tree_leaves(made):
+            if isinstance(t, torch.Tensor) and id(t) not in given:
+                t.zero_()
+        for now, before in zip(captured, placed(name, "cuda"), strict=True):
+            if isinstance(now, torch.Tensor):
+                now.copy_(before)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same(values(made, captured), expected)
+
+
+@pytest.mark.turns(4)
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_threads(name: str) -> None:

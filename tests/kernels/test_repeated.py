@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import blockscaled, checks, context, fused, kv_cache, repeated
+from kernels import blockscaled, checks, context, fast, fused, kv_cache, repeated
 from kernels.config import Config, use_config
 from kernels.errors import DtypeError, InputError, KernelError, OptionError, ShapeError
-from kernels.fast import torch as fast
 
 X, W, S = torch.randn(6, 256).bfloat16(), torch.randn(256).bfloat16(), torch.full((1,), 0.05)
 

@@ -18,12 +18,10 @@ import triton.language as tl  # noqa: E402  # only where Triton is installed
 from ptx import divides_truly, ptx_of  # noqa: E402
 
 import kernels  # noqa: E402
-from kernels import context  # noqa: E402
+from kernels import context, fast  # noqa: E402
 from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx_quant, triton_quant  # noqa: E402
 from kernels.backends.declaration import Blocks  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
-from kernels.fast import torch as fast_torch  # noqa: E402
-from kernels.fast import triton as fast  # noqa: E402
 from kernels.mx_blocks import FP4_VALUES, fp4_codes  # noqa: E402
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.turns(4)]
@@ -106,13 +104,14 @@ def test_compiles_for_sm90_with_true_division(name: str) -> None:
 def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
     """As above; E8M0 scales need no division."""
     codes, divides = BLOCKS[prepared]
-    launch = triton_mx_quant._prepared(*prepared).start
+    launch = triton_mx_quant._prepared(*prepared, 16).start
     ptx = ptx_of(launch.kernel, launch.constants, {"x": "*bf16", "q": codes, "s": "*u8", "g": "*fp32"})
     assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv" or prepared[1])
     if prepared[0].gated:  # silu divides within 2 ulp
         assert "div.full" in ptx and "ex2.approx" in ptx
         return
-    assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx and "div.full" not in ptx
+    assert "rcp.rn.f32" in ptx if divides else "rcp" not in ptx
+    assert "div.rn.f32" not in ptx and "div.full" not in ptx and ".ftz" not in ptx
 
 
 @pytest.mark.parametrize(("kind", "divides"), [("mxfp8", False), ("mxfp4", False), ("nvfp4", True)])
@@ -124,7 +123,7 @@ def test_rows_of_experts_compile_for_sm90(kind: str, divides: bool) -> None:
     types = {"x": "*bf16", "q": "*fp8e4nv" if kind == "mxfp8" else "*u8", "s": "*u8", "g": "*fp32", "offsets": "*i32"}
     ptx = ptx_of(launch.kernel, launch.constants, types)
     assert "ld.global.v4" in ptx and ptx.count(".entry") == 1
-    assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx
+    assert ("rcp.rn.f32" in ptx) == divides and "div.rn.f32" not in ptx
 
 
 @pytest.mark.parametrize("layout", ["128x4", "linear"])
@@ -280,15 +279,17 @@ class Pointer(torch.Tensor):
     device = torch.device("cuda:0")  # type: ignore[assignment]  # a property of the base class
 
 
-def at_hand(monkeypatch: pytest.MonkeyPatch, release: str = fast.RELEASES[-1]) -> None:
+def at_hand(monkeypatch: pytest.MonkeyPatch, release: str = fast.RELEASES["triton"][-1]) -> None:
     """A GPU 0, current, with stream 7, and a release of Triton: one whose kernels are started past its launcher."""
     monkeypatch.setattr(triton, "__version__", release)
-    monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
-    monkeypatch.setattr(fast_torch, "STREAM", lambda device: 7)
+    monkeypatch.setattr(fast, "DEVICE", lambda: 0)
+    monkeypatch.setattr(fast, "STREAM", lambda device: 7)
     monkeypatch.setattr(torch.version, "hip", None)
 
 
-def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...], release: str = fast.RELEASES[-1]) -> Recorder:
+def started(
+    monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...], release: str = fast.RELEASES["triton"][-1]
+) -> Recorder:
     at_hand(monkeypatch, release)
     kernel = Recorder()
     start = _launch.Launch(kernel, {"BLOCK": 32})

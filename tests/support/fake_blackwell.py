@@ -987,7 +987,6 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
     ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in served}
     ours["alignment"] = (lambda: 128), "get_mk_alignment_for_contiguous_layout"
     patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours and name not in own else known(name))
-    patch.setattr(deep_gemm, "compiled_gemm", lambda: None)
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
     for name in ("scaled_mm", "scaled_grouped_mm"):

@@ -16,7 +16,7 @@ from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, both, entry, need, ones, way
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
-from oracle.routines.fused.kernels import BOUNDS_SCALE, WORDS, GatedContract, NormContract, RopeQuantizeFp8
+from oracle.routines.fused.kernels import BOUNDS_SCALE, NORMALISES, WORDS, GatedContract, RopeQuantizeFp8
 from oracle.routines.ideas import halves_swapped, option, through_bf16
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import FAST_MATH, QUANTISER_INSIDE, Amax
@@ -27,7 +27,7 @@ from oracle.truth.routing import sigmoid
 from oracle.verdict.sets import rounded_to
 
 FUSED = of_class(FusedContract)
-COMPUTED, GATED, NORMED = FUSED & returns("scale"), of_class(GatedContract), of_class(NormContract)
+COMPUTED, GATED, NORMED = FUSED & returns("scale"), of_class(GatedContract), NORMALISES
 GIVEN, BOUNDED = FUSED & takes("scale"), FUSED & takes("scale_ub")
 SUM_ROUNDED = NORMED & Trait("rounds its sum", lambda contract: getattr(contract, "sum_in_dtype", False))
 STEPWISE = NORMED & Trait("rounds its norm", lambda contract: getattr(contract, "rounding", "none") != "none")

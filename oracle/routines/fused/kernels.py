@@ -231,6 +231,9 @@ EPSILON = OptionSpec("epsilon", 1e-6, None, "added to the mean square")
 ROUNDING = OptionSpec("rounding", "each", ("each", "product"), "where (z r) weight is rounded to the dtype of x")
 
 
+NORMALISES = Trait("is of the RMS norm of a row")
+
+
 class NormContract(FusedContract):
     """The value is the RMS norm of a row, T the dtype of ``x``, each operation rounded to float32:
 
@@ -258,6 +261,7 @@ class NormContract(FusedContract):
     kernel's sum of a row is one number for all its columns is not used (:mod:`oracle.bounds.norm`).
     """
 
+    traits = frozenset({NORMALISES})
     sum_in_dtype: ClassVar[bool] = False
     rounding: ClassVar[str] = "each"
 

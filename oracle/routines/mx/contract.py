@@ -77,6 +77,16 @@ GLOBAL_OF_ROWS = TensorSpec(
     "about 2688/amax of the tensor [1] or of each row [M], or with is_global_scale_inversed the inverses",
 )
 
+MXFP8 = (
+    recipes.TE_MXFP8_1X32,
+    recipes.FLASHINFER_MXFP8_1X32,
+    mx_recipes.FLASHINFER_CUTE_MXFP8,
+    mx_recipes.FLASHINFER_HOST_MXFP8,
+    mx_recipes.TORCHAO[E4M3FN, "rceil"],
+)
+MXFP4 = mx_recipes.FLASHINFER_MXFP4, mx_recipes.FLASHINFER_CUTE_MXFP4, mx_recipes.TORCHAO[E2M1, "rceil"]
+"""The recipes of ``rceil``, of E4M3 and E2M1."""
+
 FP8_CODES = Trait("publishes codes of FP8")
 STACKED = Trait("quantises a batch of matrices, the scales of each in memory of their own")
 
@@ -333,8 +343,7 @@ class Mxfp8Quantize(BlockQuantiser):
             return (torchao,)
         if element is E5M2:
             return mx_recipes.TE_MXFP8_E5M2, torchao
-        flashinfer = recipes.FLASHINFER_MXFP8_1X32, mx_recipes.FLASHINFER_CUTE_MXFP8, mx_recipes.FLASHINFER_HOST_MXFP8
-        return recipes.TE_MXFP8_1X32, *flashinfer, torchao
+        return MXFP8
 
 
 @register
@@ -348,9 +357,7 @@ class Mxfp4Quantize(BlockQuantiser):
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         mode = str(options["rounding"])
-        torchao = mx_recipes.TORCHAO[E2M1, mode]
-        flashinfer = mx_recipes.FLASHINFER_MXFP4, mx_recipes.FLASHINFER_CUTE_MXFP4
-        return (*flashinfer, torchao) if mode == "rceil" else (torchao,)
+        return MXFP4 if mode == "rceil" else (mx_recipes.TORCHAO[E2M1, mode],)
 
 
 @register

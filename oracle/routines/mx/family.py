@@ -12,13 +12,14 @@ from oracle.routines.mx import (
     flashinfer,
     more_cases,
     more_faults,
+    norms,
     tokens,
     training,
 )
 
 FAMILY = RoutineFamily(
     name="mx",
-    contracts=(contract, columns, flashinfer, elements, training, tokens, experts, casts),
+    contracts=(contract, columns, flashinfer, norms, elements, training, tokens, experts, casts),
     grammars={**cases.GRAMMARS, **more_cases.GRAMMARS},
     faults=(faults.FAULTS, more_faults.FAULTS),
     goldens=(*cases.GOLDENS, *more_cases.GOLDENS),

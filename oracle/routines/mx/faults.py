@@ -19,6 +19,7 @@ from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round
 from oracle.numbers.scaling import grid
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need, way
 from oracle.routines.fault import ones as ones_of
+from oracle.routines.fused.kernels import NORMALISES
 from oracle.routines.ideas import (
     CUTLASS,
     TIRX,
@@ -57,7 +58,7 @@ PLAIN = QUANTISERS - EXPERTS - STACKED
 E8M0 = Trait("has E8M0 scales", lambda contract: getattr(contract, "scale_dtype", None) is torch.float8_e8m0fnu)
 PACKED = Trait("packs two codes in a byte", lambda contract: getattr(contract, "packed", False))
 OWN_PADDING = Trait("writes the padding of its scales", lambda contract: getattr(contract, "owns_padding", False))
-MODED, STOCHASTIC = QUANTISERS & takes("rounding"), QUANTISERS & takes("seed")
+MODED, STOCHASTIC = QUANTISERS & takes("rounding") - NORMALISES, QUANTISERS & takes("seed")
 POWERS, TWO_LEVELS, ROUNDED = QUANTISERS & E8M0, QUANTISERS - E8M0, QUANTISERS - STOCHASTIC
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(QUANTISERS)

@@ -3,6 +3,7 @@
     nvfp4_batched_quantize          each matrix of a batch in tiles of its own; codes and scales of [B, M, K]
     nvfp4_quantize_shuffled         rows of codes and of scales in the order of TensorRT-LLM's kernels, then tiles
     silu_and_mul_nvfp4_quantize     RN(silu(gate) up) in the dtype of x, and NVFP4 of that: x [M, 2 I]
+    silu_and_mul_mxfp8_quantize, silu_and_mul_mxfp4_quantize    the same of MX: no library publishes them alone
     silu_and_mul_scaled_nvfp4_experts_quantize      the same of the first rows of each expert's buffer [G, M, 2 I]
     silu_and_mul_scaled_fp4_experts_quant, silu_and_mul_mxfp4_experts_quant    vLLM's, of rows expert by expert [M, 2 I]
 
@@ -26,7 +27,17 @@ from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.fused.kernels import gated
-from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, STACKED, Nvfp4Quantize, padding_of
+from oracle.routines.mx.contract import (
+    GLOBAL,
+    LAYOUT,
+    LAYOUTS,
+    MXFP4,
+    MXFP8,
+    STACKED,
+    BlockQuantiser,
+    Nvfp4Quantize,
+    padding_of,
+)
 from oracle.routines.mx.experts import (
     GLOBALS,
     MASK,
@@ -151,25 +162,25 @@ def halved(inputs: Inputs, width: int) -> None:
         raise ShapeError(f"x has {c} columns: I={c / 2:g} is not a multiple of {width}; pad I")
 
 
-@register
-class SiluAndMulNvfp4Quantize(_Encoded):
+class Activated(BlockQuantiser):
     """What is quantised is ``RN(silu(gate) * up)``, rounded once, to the dtype of ``x``; gate is ``x[:, :I]``, up the
     rest, ``silu(x) = x / (1 + exp(-x))``. A device's silu errs, so that the value, its scale and its codes are
-    intervals. Codes are ``[M, I/2]``."""
+    intervals. Codes are those of ``[M, I]``."""
 
     traits = frozenset({SILU})
-    name = "silu_and_mul_nvfp4_quantize"
-    shapes = {"q": "[M, I/2]", "scale": "[bytes] of the tiles of [M, I/16], flat; linear: [M, I/16]"}
-    summary = "silu(gate) * up rounded to the dtype of x, quantised to NVFP4"
-    source = "FlashInfer silu_and_mul_nvfp4_quantize"
-    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
+    gpu = False  # no capture is of one
+    shapes = {
+        "q": "[M, I], two codes of E2M1 in a byte: [M, I/2]",
+        "scale": "[bytes] of the tiles of [M, I / block], flat; linear: that matrix",
+    }
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         halved(inputs, self.width)
 
     def prepared_of(self, inputs: Inputs, options: Options) -> Prepared:
         x, ends = activated(inputs["x"])
-        return prepare(x, global_scale=inputs["global_scale"], ends=ends)
+        return prepare(x, global_scale=inputs.get("global_scale"), ends=ends)
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
         m, c = call.inputs["x"].shape
@@ -177,7 +188,43 @@ class SiluAndMulNvfp4Quantize(_Encoded):
 
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
         m, c = call.inputs["x"].shape
-        return m, c // 4
+        return m, c // 2 >> self.packed
+
+
+@register
+class SiluAndMulNvfp4Quantize(Activated, _Encoded):
+    name = "silu_and_mul_nvfp4_quantize"
+    summary = "silu(gate) * up rounded to the dtype of x, quantised to NVFP4"
+    source = "FlashInfer silu_and_mul_nvfp4_quantize"
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
+
+
+GATES_OF_32 = TensorSpec("x", Kind.VALUES, WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 32")
+
+
+@register
+class SiluAndMulMxfp8Quantize(Activated):
+    name = "silu_and_mul_mxfp8_quantize"
+    summary = "silu(gate) * up rounded to the dtype of x, quantised to MXFP8 (E4M3)"
+    source = "derived: the value of silu_and_mul_nvfp4_quantize under the recipes of mxfp8_quantize"
+    inputs = (GATES_OF_32,)
+    production = "silu_and_mul_block_scaled_quant"
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return MXFP8
+
+
+@register
+class SiluAndMulMxfp4Quantize(Activated):
+    name = "silu_and_mul_mxfp4_quantize"
+    summary = "silu(gate) * up rounded to the dtype of x, quantised to MXFP4"
+    source = "derived: the value of silu_and_mul_nvfp4_quantize under the recipes of mxfp4_quantize"
+    inputs = (GATES_OF_32,)
+    packed = True
+    production = "silu_and_mul_block_scaled_quant"
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return MXFP4
 
 
 class _ActivatedRows(ExpertQuantiser):

@@ -61,7 +61,25 @@ def _gated(case: Case) -> dict[str, Tensor]:
     """Gates and values of any size: the global scale is that of values of a few units."""
     (dtype,) = case.operand_dtypes
     x = data.activations(case.label("x"), case.family, case["m"], 2 * case["k"], dtype=dtype).clamp(-64.0, 64.0)
+    if case.contract != "silu_and_mul_nvfp4_quantize":
+        return {"x": x}
     return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / 4096.0)}
+
+
+def _normed(case: Case) -> dict[str, Tensor]:
+    """Rows whose values spread over several binades, weights of both signs, and a residual of the size of ``x``."""
+    (dtype,) = case.operand_dtypes
+    inputs = {"x": _x(case), "weight": data.normal(case.label("weight"), (case["k"],), dtype=dtype)}
+    if case.option("residual") == "1":
+        inputs["residual"] = _x(case, "residual")
+    if "nvfp4" in case.contract:
+        inputs["global_scale"] = _f32(1.0 if case.option("global") == "one" else TOP / 16.0)
+    return inputs
+
+
+def _norm_options(case: Case) -> dict[str, object]:
+    named = {"epsilon": float(case.option("epsilon") or 1e-6), "rounding": case.option("rounding") or "each"}
+    return _layout(case) | named
 
 
 def _layout(case: Case) -> dict[str, object]:
@@ -387,6 +405,22 @@ _GRAMMARS: Mapping[str, Grammar] = {
         _MK, _BOTH, ("1x16",), ("randn", "heavy", "steps"), _gated, _layout, _ONE,
         listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
     ),
+    **{
+        f"silu_and_mul_{kind}_quantize": Grammar(
+            _MK, _BOTH, ("1x32",), ("randn", "heavy", "steps"), _gated, _layout, _TILES,
+            listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
+        )
+        for kind in ("mxfp8", "mxfp4")
+    },
+    **{
+        f"rms_norm_{kind}_quantize": Grammar(
+            _MK, _BOTH, (scheme,), ("randn", "heavy", "steps", "range"), _normed, _norm_options,
+            {**_TILES, "residual": ("1",), "rounding": ("product", "none"), "epsilon": ("1e-3",), **options},
+            listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
+        )
+        for kind, scheme, options in (
+            ("mxfp8", "1x32", {}), ("mxfp4", "1x32", {}), ("nvfp4", "1x16", {"global": ("one",)}))
+    },
     "nvfp4_quantize_stochastic": Grammar(_MK, _BOTH, ("1x16",), FAMILIES, _encoded, _seeded, _ONE, listed=_ids(_PLAIN)),
     "nvfp4_quantize_2d": Grammar(
         _MK, _BOTH, ("16x16",), FAMILIES, _encoded, _layout, _ONE, listed=_ids(("m=16,k=160", "m=48,k=192")),
@@ -465,13 +499,26 @@ SMALLEST = {
     "mxfp8_dequantize_columnwise": "m=32,k=6", "transpose_packed_fp4": "m=4,k=12",
     "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
     "mxfp8_quantize_3d": "g=2,m=32,k=3",
-    "silu_and_mul_nvfp4_quantize": "m=3,k=32", "mxfp4_experts_quant": "g=1,m=2,k=32",
+    "rms_norm_mxfp8_quantize": "m=3,k=32", "rms_norm_mxfp4_quantize": "m=3,k=32", "rms_norm_nvfp4_quantize": "m=3,k=32",
+    "silu_and_mul_nvfp4_quantize": "m=3,k=32", "silu_and_mul_mxfp8_quantize": "m=3,k=32",
+    "silu_and_mul_mxfp4_quantize": "m=3,k=32", "mxfp4_experts_quant": "g=1,m=2,k=32",
     "silu_and_mul_scaled_fp4_experts_quant": "g=1,m=2,k=16", "silu_and_mul_mxfp4_experts_quant": "g=1,m=2,k=32",
     "silu_and_mul_scaled_nvfp4_experts_quantize": "g=2,m=3,k=32",
 }  # fmt: skip  # a table, one row a line
 
 
-ALONE = frozenset({"mxfp4_experts_quant", "silu_and_mul_scaled_fp4_experts_quant", "silu_and_mul_mxfp4_experts_quant"})
+ALONE = frozenset(
+    {
+        "mxfp4_experts_quant",
+        "silu_and_mul_scaled_fp4_experts_quant",
+        "silu_and_mul_mxfp4_experts_quant",
+        "rms_norm_mxfp8_quantize",
+        "rms_norm_mxfp4_quantize",
+        "rms_norm_nvfp4_quantize",
+        "silu_and_mul_mxfp8_quantize",
+        "silu_and_mul_mxfp4_quantize",
+    }
+)
 """Contracts with one golden: what they share with others has more."""
 
 

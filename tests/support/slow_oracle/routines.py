@@ -142,6 +142,12 @@ def _alpha(i: Inputs, o: Options) -> Outputs:
     return {f"{n}_alphas": [encode(v, "float32") for v in made[n]] for n in ("g1", "g2")}
 
 
+def _normed_blocks(i: Inputs, o: Options, quantise: Callable[[Inputs], Outputs]) -> Outputs:
+    """An RMS norm, its blocks, and the sum that it is of."""
+    value, sums = fused.norm(i, o, sum_in_dtype=False, rounding="each")
+    return {**quantise({**i, "x": value}), "residual": sums}
+
+
 def _prepared(i: Inputs, o: Options) -> Outputs:
     flags = {"block": "block_quant", "gated": "is_act_and_mul", "trtllm": "is_trtllm"}
     switches = {name: bool(o[flag]) for name, flag in flags.items()}
@@ -289,6 +295,19 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     ),
     "nvfp4_quantize_shuffled": mx_forms.shuffled_rows_of,
     "silu_and_mul_nvfp4_quantize": lambda i, o: mx_forms.levels({**i, "x": fused.gated(i["x"], "product")}, o),
+    "silu_and_mul_mxfp8_quantize": lambda i, o: mx.powers(
+        {"x": fused.gated(i["x"], "product")}, {**o, "rounding": "rceil"}, "e4m3"
+    ),
+    "silu_and_mul_mxfp4_quantize": lambda i, o: mx.powers(
+        {"x": fused.gated(i["x"], "product")}, {**o, "rounding": "rceil"}, "e2m1"
+    ),
+    "rms_norm_mxfp8_quantize": lambda i, o: _normed_blocks(
+        i, o, lambda x: mx.powers(x, {**o, "rounding": "rceil"}, "e4m3")
+    ),
+    "rms_norm_mxfp4_quantize": lambda i, o: _normed_blocks(
+        i, o, lambda x: mx.powers(x, {**o, "rounding": "rceil"}, "e2m1")
+    ),
+    "rms_norm_nvfp4_quantize": lambda i, o: _normed_blocks(i, o, lambda x: mx_forms.levels(x, o)),
     "mxfp6_quantize": mx_forms.six,
     "mxfp6_dequantize": lambda i, o: mx_forms.back(i, o, mx_forms.six_value(str(o.get("element", "e3m2")))),
     "mxint8_quantize": mx_forms.int8,
