@@ -16,13 +16,22 @@ from oracle.routines.moe import (
     pipeline_faults,
     pipelines,
     routers,
+    sum_cases,
+    sum_faults,
+    sums,
 )
 from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, activations, pipelines, block_layers, routers),
-    grammars={**cases.GRAMMARS, **activation_cases.GRAMMARS, **pipeline_cases.GRAMMARS, **block_layer_cases.GRAMMARS},
+    contracts=(contract, activations, pipelines, block_layers, routers, sums),
+    grammars={
+        **cases.GRAMMARS,
+        **activation_cases.GRAMMARS,
+        **pipeline_cases.GRAMMARS,
+        **block_layer_cases.GRAMMARS,
+        **sum_cases.GRAMMARS,
+    },
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
     faults=(
         layouts.FAULTS,
@@ -33,6 +42,13 @@ FAMILY = RoutineFamily(
         faults.LAYER,
         pipeline_faults.FAULTS,
         block_layer_faults.FAULTS,
+        sum_faults.FAULTS,
     ),
-    goldens=(*cases.GOLDENS, *activation_cases.GOLDENS, *pipeline_cases.GOLDENS, *block_layer_cases.GOLDENS),
+    goldens=(
+        *cases.GOLDENS,
+        *activation_cases.GOLDENS,
+        *pipeline_cases.GOLDENS,
+        *block_layer_cases.GOLDENS,
+        *sum_cases.GOLDENS,
+    ),
 )
