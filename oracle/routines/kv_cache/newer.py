@@ -276,11 +276,11 @@ class ConcatAndCacheMlaRopeFused(Padded, WritesCodes):
         at = rows(inputs["slot_mapping"][tokens].long() * x.shape[1], columns(x.shape[1]))
         scale = decode(inputs["scale"]).reshape(1, 1).expand(len(tokens), 1)
         return [
+            Coded("kv_cache", x, scale, at),
             Copied(
                 "q_pe", flat(q).reshape(len(q), heads * depth), rows(tokens * heads * depth, columns(heads * depth))
             ),
             Copied("k_pe", flat(k).reshape(k.shape), rows(tokens * depth, columns(depth))),
-            Coded("kv_cache", x, scale, at),
         ]
 
 

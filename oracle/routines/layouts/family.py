@@ -11,13 +11,16 @@ from oracle.routines.layouts import (
     groups,
     mega,
     mixed,
+    padded,
+    padded_cases,
+    padded_faults,
     shards,
 )
 
 FAMILY = RoutineFamily(
     name="layouts",
-    contracts=(contract, groups, mega, mixed, shards, experts, expert_rows),
-    grammars={**cases.GRAMMARS, **expert_cases.GRAMMARS},
-    faults=(expert_faults.FAULTS,),
-    goldens=(*cases.GOLDENS, *expert_cases.GOLDENS),
+    contracts=(contract, groups, mega, mixed, shards, experts, expert_rows, padded),
+    grammars={**cases.GRAMMARS, **expert_cases.GRAMMARS, **padded_cases.GRAMMARS},
+    faults=(expert_faults.FAULTS, padded_faults.FAULTS),
+    goldens=(*cases.GOLDENS, *expert_cases.GOLDENS, *padded_cases.GOLDENS),
 )
