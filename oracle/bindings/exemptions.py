@@ -169,6 +169,8 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "*:humming_moe_align": FORWARDS,
         "*:quant_dequant_mxfp6": ELSEWHERE,
         "*:apply_w8a8_block_int8_linear": BIASED,
+        # signed codes, exchanged halves, rows in the order of fragments, scales in tiles, blocks of columns
+        "*:prepare_static_weights_for_trtllm_mxint4_moe": FORWARDS,
         "vllm.model_executor.layers.quantization.fp_quant:quantized_forward": BIASED,
         "vllm.v1.attention.ops.triton_turboquant_*:*": CODEBOOK,
     },
@@ -342,6 +344,14 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "paged_attention_v1": "decode_attention_fwd",
         "paged_attention_v2": "decode_attention_fwd",
         "topk_hash_softplus_sqrt": "topk_softplus_sqrt",
+        "dequant_fp8": "scaled_dequantize",
+        # rows in batches of experts, one slot a row
+        "batched_fused_marlin_moe": "fused_marlin_moe",
+        # after a router, whose ids and weights the layer is given
+        "triton_kernel_moe_forward": "triton_kernel_fused_experts",
+        "gemma4_fused_routing_kernel_triton": "gemma4_routing_function_torch",
+        # one head of keys, whose first columns are the values
+        "flash_mla_with_kvcache_fp8": "mha_fwd",
         "select_experts": "moe_routing",
         # of the backend of Marlin; others are permutations of rows and tiles of scales
         "convert_to_nvfp4_moe_kernel_format": "prepare_nvfp4_moe_layer_for_marlin",
@@ -398,6 +408,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "flash_attn_varlen_func": "mha_fwd",
         "flash_attn_with_kvcache": "mha_fwd",
         "fwd_kvcache_mla": "flash_mla_with_kvcache",
+        # one head of keys, whose first columns are the values
+        "fwd_kvcache_mla_fp8": "mha_fwd",
     },
     "torch": {
         "scaled_mm_v2": "scaled_mm",

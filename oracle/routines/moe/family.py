@@ -12,6 +12,7 @@ from oracle.routines.moe import (
     cases,
     contract,
     faults,
+    model_routers,
     pipeline_cases,
     pipeline_faults,
     pipelines,
@@ -24,7 +25,7 @@ from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, activations, pipelines, block_layers, routers, sums),
+    contracts=(contract, activations, pipelines, block_layers, routers, model_routers, sums),
     grammars={
         **cases.GRAMMARS,
         **activation_cases.GRAMMARS,
@@ -36,6 +37,7 @@ FAMILY = RoutineFamily(
     faults=(
         layouts.FAULTS,
         faults.ROUTING,
+        faults.MODEL,
         faults.EXPERTS,
         movement.RUNS,
         activation_faults.FAULTS,

@@ -6,6 +6,9 @@ from oracle.routines.weight_only import (
     experts,
     faults,
     kernels,
+    layer_cases,
+    layer_faults,
+    layers,
     layout_faults,
     layouts,
     prepared,
@@ -15,8 +18,8 @@ from oracle.routines.weight_only import (
 
 FAMILY = RoutineFamily(
     name="weight_only",
-    contracts=(kernels, experts, layouts, prepared),
-    grammars={**cases.GRAMMARS, **prepared_cases.GRAMMARS},
-    faults=(faults.FAULTS, layout_faults.FAULTS, prepared_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *prepared_cases.GOLDENS),
+    contracts=(kernels, experts, layouts, prepared, layers),
+    grammars={**cases.GRAMMARS, **prepared_cases.GRAMMARS, **layer_cases.GRAMMARS},
+    faults=(faults.FAULTS, layout_faults.FAULTS, prepared_faults.FAULTS, layer_faults.FAULTS),
+    goldens=(*cases.GOLDENS, *prepared_cases.GOLDENS, *layer_cases.GOLDENS),
 )
