@@ -141,7 +141,7 @@ fault = VALUES.declare
 rounded = need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded")
 twice = need(lambda call: call.resolved.get("rounding", "each") == "each", "silu is not rounded by itself")
 unrounded = need(lambda call: call.resolved.get("rounding") == "none", "the value is rounded already")
-narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "x is float32")
+narrow = need(lambda call: next(iter(call.inputs.values())).dtype != torch.float32, "x is float32")
 
 fault(
     "gate and up taken from neighbouring columns in the fused activation",

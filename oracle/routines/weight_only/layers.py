@@ -24,7 +24,7 @@ from torch import Tensor
 
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.errors import InputError, OptionError, ShapeError
+from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.rounding import f32
 from oracle.routines.base import F32, INTEGERS, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
@@ -41,6 +41,8 @@ from oracle.verdict.compare import Admissible
 from oracle.verdict.parts import interval_of
 from oracle.verdict.sets import Elements, Sets, mostly_zero, rounded_to
 
+SYMMETRIC = tuple(n for n in TYPES if n not in ("uint4", "uint8"))
+"""Those without zero points."""
 CHAINED = range(2, 5)
 """Slots for which vLLM's sum rounds after each."""
 
@@ -59,10 +61,13 @@ def _weights(*scales: torch.dtype) -> tuple[TensorSpec, ...]:
 HIDDEN = TensorSpec("hidden_states", Kind.VALUES, HALVES, ("M", "H"), "rows of tokens, T")
 IDS = TensorSpec("topk_ids", Kind.IDS, INTEGERS, ("M", "J"), "experts of each token; -1: none")
 ROUTED = TensorSpec("topk_weights", Kind.WEIGHTS, F32, ("M", "J"), "of the rows of the output")
-BIASES = tuple(
-    TensorSpec(f"bias{i}", Kind.BIAS, (*HALVES, torch.float32), ("E", n), "of the product", optional=True)
-    for i, n in ((1, "R"), (2, "H"))
-)
+
+
+def _biases(*dtypes: torch.dtype) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(f"bias{i}", Kind.BIAS, dtypes, ("E", n), "of the product", optional=True)
+        for i, n in ((1, "R"), (2, "H"))
+    )
 
 
 class SixteenBitLayer(Contract):
@@ -200,15 +205,11 @@ class FusedMarlinMoe(SixteenBitLayer):
     name = "fused_marlin_moe"
     summary = "a layer of experts with weights of 4 or 8 bits by Marlin"
     source = "vLLM 0.20.2 fused_moe/fused_marlin_moe.py fused_marlin_moe"
-    inputs = (HIDDEN, *_weights(*HALVES, E8M0), *BIASES, ROUTED, IDS)
-    options = (OptionSpec("b_type", "uint4b8", tuple(n for n in TYPES if not n.endswith("uint4")), "type of a code"),)
+    inputs = (HIDDEN, *_weights(*HALVES, E8M0), *_biases(*HALVES), ROUTED, IDS)
+    options = (OptionSpec("b_type", "uint4b8", SYMMETRIC, "type of a code"),)
     chained = True
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
-        if options["b_type"] in ("uint8", "uint4"):
-            raise OptionError(f"b_type {options['b_type']} takes zero points, which are not covered; pass another")
-        if any(inputs[n].dtype is torch.float32 for n in ("bias1", "bias2") if n in inputs):
-            raise InputError("bias1 and bias2 are in T; float32 biases are those of matmul_ogs")
         for name in ("w1", "w2"):
             rows = inputs["hidden_states"].new_zeros(1, inputs[name].shape[1])
             MARLIN.check(self._of(inputs, name, 0, rows), options)
@@ -235,19 +236,17 @@ class FusedMarlinMoe(SixteenBitLayer):
 
 @register
 class TritonFusedExperts(SixteenBitLayer):
-    """MXFP4 weights, exact in bfloat16. Biases are added in float32, the first before the activation, which is gpt-oss's:
-    gate and up in neighbouring columns, clamped at 7, ``gate / (1 + exp(-1.702 gate)) * (up + 1)``, rounded once.
+    """MXFP4 weights, exact in bfloat16. Biases are added in float32, the first before the activation, gpt-oss's: gate
+    and up in neighbouring columns, clamped at 7, ``gate / (1 + exp(-1.702 gate)) * (up + 1)``, rounded once.
     The weight, rounded to bfloat16, multiplies the float32 row, which is then rounded."""
 
     name = "triton_kernel_fused_experts"
     summary = "gpt-oss's layer of experts: MXFP4 weights, biases, clamped activation of neighbours"
     source = "vLLM 0.20.2 experts/gpt_oss_triton_kernels_moe.py triton_kernel_fused_experts; triton_kernels matmul_ogs"
-    inputs = (replace(HIDDEN, dtypes=HALVES[:1]), *_weights(E8M0), *BIASES, ROUTED, IDS)
+    inputs = (replace(HIDDEN, dtypes=HALVES[:1]), *_weights(E8M0), *_biases(*F32), ROUTED, IDS)
     chained = False
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
-        if any(inputs[n].dtype is not torch.float32 for n in ("bias1", "bias2") if n in inputs):
-            raise InputError("bias1 and bias2 are float32")
         for name in ("w1", "w2"):
             e, k, n = inputs[name].shape
             if tuple(inputs[f"{name}_scale"].shape) != (e, k // 32, n) or k % 32:
