@@ -25,6 +25,7 @@ MODULATES = "scale and shift of a diffusion model, in the dtype of the activatio
 RECURRENT = "a gate of a recurrent state, in bfloat16 and float32"
 STATE = "keeps a recurrent state of linear attention, in bfloat16 or float32, where others keep keys and values"
 FORWARDS = "hands its tensors to routines that are counted themselves; no arithmetic of its own"
+BIASED = "hands its tensors to routines that are counted themselves, and adds a bias in 16 bits"
 VIEWS = "a view of its argument in another shape; no element changes"
 PICKS = "picks tokens or samples; no expert is chosen"
 TRIED = "a reference of the library for its own tests"
@@ -167,6 +168,10 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "*:prepare_fp8_moe_layer_for_deepgemm": FORWARDS,
         "*:humming_moe_align": FORWARDS,
         "*:quant_dequant_mxfp6": ELSEWHERE,
+        "*:apply_w8a8_block_int8_linear": BIASED,
+        # signed codes, exchanged halves, rows in the order of fragments, scales in tiles, blocks of columns
+        "*:prepare_static_weights_for_trtllm_mxint4_moe": FORWARDS,
+        "vllm.model_executor.layers.quantization.fp_quant:quantized_forward": BIASED,
         "vllm.v1.attention.ops.triton_turboquant_*:*": CODEBOOK,
     },
     "sglang": {
@@ -333,6 +338,25 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "process_fp8_weight_tensor_strategy_moe": "requantize_with_max_scale",
         # of the codes times their old scales in float32
         "requant_weight_ue8m0_inplace": "per_block_cast_to_fp8",
+        "context_attention_fwd": "extend_attention_fwd",
+        # one query a sequence, keys in pieces of 16 bytes
+        "paged_attention_v1": "decode_attention_fwd",
+        "paged_attention_v2": "decode_attention_fwd",
+        "topk_hash_softplus_sqrt": "topk_softplus_sqrt",
+        "dequant_fp8": "scaled_dequantize",
+        # rows in batches of experts, one slot a row
+        "batched_fused_marlin_moe": "fused_marlin_moe",
+        # after a router, whose ids and weights the layer is given
+        "triton_kernel_moe_forward": "triton_kernel_fused_experts",
+        "gemma4_fused_routing_kernel_triton": "gemma4_routing_function_torch",
+        # one head of keys, whose first columns are the values
+        "flash_mla_with_kvcache_fp8": "mha_fwd",
+        "select_experts": "moe_routing",
+        # of the backend of Marlin; others are permutations of rows and tiles of scales
+        "convert_to_nvfp4_moe_kernel_format": "prepare_nvfp4_moe_layer_for_marlin",
+        "convert_weight_to_mxfp4_moe_kernel_format": "prepare_moe_mxfp4_layer_for_marlin",
+        "convert_gpt_oss_weight_to_mxfp4_moe_kernel_format": "prepare_moe_mxfp4_layer_for_marlin",
+        "convert_to_wna16_moe_kernel_format": "gptq_marlin_repack",
     },
     "sglang": {
         "cutlass_scaled_fp4_mm": "mm_fp4",
@@ -379,6 +403,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "flash_attn_varlen_func": "mha_fwd",
         "flash_attn_with_kvcache": "mha_fwd",
         "fwd_kvcache_mla": "flash_mla_with_kvcache",
+        # one head of keys, whose first columns are the values
+        "fwd_kvcache_mla_fp8": "mha_fwd",
     },
     "torch": {
         "scaled_mm_v2": "scaled_mm",

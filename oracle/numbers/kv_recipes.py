@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oracle.numbers.formats import E4M3FN
 from oracle.numbers.mx_recipes import NVFP4
 from oracle.numbers.recipes import (
     VLLM_GROUP,
@@ -21,7 +22,7 @@ from oracle.numbers.recipes import (
     like,
     triton_on_sm90,
 )
-from oracle.numbers.scaling import E4M3_1X128_UE8M0
+from oracle.numbers.scaling import E4M3_1X128_UE8M0, E4M3_TOKEN, Block, ScaleFormat, Scaling
 
 FLT_MIN: Final = 2.0**-126
 _VLLM = "vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8, as in 0.20.2"
@@ -73,6 +74,30 @@ SGLANG_K_CACHE = like(
 )
 SGLANG_K_CACHE_POSITIVE = like(SGLANG_K_CACHE, "sglang_k_cache_positive", nan_code=NanCode.POSITIVE_MAX)
 (SGLANG_K_CACHE_SM90,) = triton_on_sm90(SGLANG_K_CACHE_POSITIVE)
+
+# Triton: a scale for each token and head. NaN as of SGLang's.
+TORCH_TOKEN_HEAD = like(
+    TORCH_K_CACHE,
+    "torch_token_head",
+    "vLLM's formula of the row below in IEEE operations",
+    scaling=E4M3_TOKEN,
+    scale_floor=1e-6,
+    zero_codes=False,
+)
+_TOKEN_HEAD = "vLLM v1/attention/ops/triton_reshape_and_cache_flash.py _reshape_cache_per_token_head (0.20.2)"
+VLLM_TOKEN_HEAD = like(
+    TORCH_TOKEN_HEAD, "vllm_token_head", _TOKEN_HEAD, nan_code=NanCode.NEGATIVE_MAX, approximate=True
+)
+VLLM_TOKEN_HEAD_POSITIVE = like(VLLM_TOKEN_HEAD, "vllm_token_head_positive", nan_code=NanCode.POSITIVE_MAX)
+TORCH_V4_CACHE = like(
+    VLLM_INDEXER_UE8M0,
+    "torch_v4_cache",
+    "vLLM's formula of the row below in IEEE operations",
+    scaling=Scaling(E4M3FN, Block(1, 64), ScaleFormat.UE8M0),
+)
+_V4 = "vLLM v1/attention/ops/deepseek_v4_ops/cache_utils.py quantize_and_insert_k_kernel (0.20.2)"
+VLLM_V4_CACHE = like(TORCH_V4_CACHE, "vllm_v4_cache", _V4, nan_code=NanCode.NEGATIVE_MAX, approximate=True)
+VLLM_V4_CACHE_POSITIVE = like(VLLM_V4_CACHE, "vllm_v4_cache_positive", nan_code=NanCode.POSITIVE_MAX)
 
 # Under the global scale g, which multiplies: block scale E4M3(a / (6 g)), codes of x * (1 / (scale * g)).
 TORCH_NVFP4_CACHE = Recipe(

@@ -473,6 +473,16 @@ VLLM_GROUP_UE8M0 = like(
     inf_byte=None,
     scale_floor=1e-10,
 )
+_PACKED = "vLLM fp8_utils.py _silu_mul_quant_fp8_packed_kernel (0.20.2, Triton): max(a/448, 1e-10) rounded up"
+VLLM_SILU_PACKED = like(
+    VLLM_GROUP_UE8M0, "vllm_silu_packed", _PACKED, amax_floor=0.0, nan_code=NanCode.NEGATIVE_MAX, approximate=True
+)
+VLLM_SILU_PACKED_POSITIVE = like(VLLM_SILU_PACKED, "vllm_silu_packed_positive", nan_code=NanCode.POSITIVE_MAX)
+_INVERSE = "vLLM deepseek_v4_ops/fused_inv_rope_fp8_quant.py (0.20.2, Triton): max(a, 1e-10) * (1/448) rounded up"
+VLLM_INVERSE_ROPE = like(
+    VLLM_SILU_PACKED, "vllm_inverse_rope", _INVERSE, formula=_MULTIPLY, amax_floor=1e-10, scale_floor=0.0
+)
+VLLM_INVERSE_ROPE_POSITIVE = like(VLLM_INVERSE_ROPE, "vllm_inverse_rope_positive", nan_code=NanCode.POSITIVE_MAX)
 VLLM_TRITON_GROUP = like(
     VLLM_GROUP,
     "vllm_triton_group",

@@ -184,6 +184,24 @@ def _rotary(case: Case) -> dict[str, Tensor]:
     }
 
 
+def _falling(count: int) -> Tensor:
+    """Frequencies of ``count`` pairs."""
+    return 0.37 / (1 + torch.arange(count, dtype=torch.float64, device="cpu"))
+
+
+def _inverse(case: Case) -> dict[str, Tensor]:
+    """The last 32 columns of a head are rotated; the angles of :func:`_rotary`."""
+    t, h, d = (case[name] for name in "thd")
+    (dtype,) = case.operand_dtypes
+    angles = torch.outer(torch.arange(t + 3, dtype=torch.float64, device="cpu"), _falling(16))
+    cache = (torch.cat([angles.cos(), angles.sin()], dim=1) * 4096).round() / 4096
+    return {
+        "o": data.activations(case.label("o"), case.family, t * h, d, dtype=dtype).reshape(t, h, d),
+        "positions": torch.from_numpy(case.stream("positions").integers(0, t + 3, (t,))),
+        "cos_sin_cache": cache.float(),
+    }
+
+
 def _rotary_options(case: Case) -> dict[str, object]:
     scaled = case.option("scaled") != "0"
     factors = {"quant_scale_q": 37.25, "quant_scale_kv": 5.3} if scaled else {}
@@ -264,6 +282,16 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"group": ("16", "32", "64", "256"), "eps": ("1e-4",)},
         listed=ids(("m=1,k=256", "m=3,k=384", "m=37,k=512"), "m=33,k=1280"), domain="k % 256 == 0",
     ),
+    "silu_mul_quant_fp8_packed_triton": Grammar(
+        ("m", "i"), _WIDE[:1], ("1x128",), _FAMILIES, lambda case: {"x": gate_and_up(case)},
+        lambda case: {"group_size": int(case.option("group") or 128)}
+        | ({"clamp_limit": float(case.option("limit") or 0)} if case.option("limit") else {}),
+        {"group": ("32", "64"), "limit": ("0.5", "7")}, listed=_DENSE, domain="i % 128 == 0",
+    ),
+    "fused_inv_rope_fp8_quant": Grammar(
+        ("t", "h", "d"), _WIDE[:1], ("1x128",), tuple(f for f in _FAMILIES if f != "range"), _inverse, no_options,
+        listed=ids(("t=1,h=1,d=128", "t=5,h=4,d=256"), "t=3,h=2,d=128"), domain="d % 128 == 0",
+    ),
     **{
         name: Grammar(
             ("t", "h", "d", "n"), _WIDE[:2], ("tensor",), tuple(f for f in _FAMILIES if f != "range"), _rotary,
@@ -299,4 +327,6 @@ GOLDENS = (
       for o, f in (("", "ties"), ("group=16/", "amax"), ("ue8m0=1/", "special"))),
     *(f"per_token_group_quant_fp8_packed/bf16-e4m3/1x128/m=5,k=256/{o}family={f}/seed=7"
       for o, f in (("", "randn"), ("group=32/", "ties"), ("group=16/", "special"))),
+    "silu_mul_quant_fp8_packed_triton/bf16-e4m3/1x128/m=2,i=128/group=64/family=randn/seed=7",
+    "fused_inv_rope_fp8_quant/bf16-e4m3/1x128/t=2,h=1,d=128/family=randn/seed=7",
 )  # fmt: skip  # a table, one row a line

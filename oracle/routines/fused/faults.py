@@ -16,7 +16,14 @@ from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, both, entry, need, ones, way
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
-from oracle.routines.fused.kernels import BOUNDS_SCALE, NORMALISES, WORDS, GatedContract, RopeQuantizeFp8
+from oracle.routines.fused.kernels import (
+    BOUNDS_SCALE,
+    NORMALISES,
+    WORDS,
+    FusedInvRopeFp8Quant,
+    GatedContract,
+    RopeQuantizeFp8,
+)
 from oracle.routines.ideas import halves_swapped, option, through_bf16
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import FAST_MATH, QUANTISER_INSIDE, Amax
@@ -80,7 +87,7 @@ fault(
             (values.steps.scale < 2.0**-16) & (values.quotient != 0), values.quotient * torch.inf, values.quotient
         )
     ),
-    needs=both(powers, need(lambda call: call.inputs["x"].dtype == torch.float16, "x is not float16")),
+    needs=both(powers, need(lambda call: next(iter(call.inputs.values())).dtype == torch.float16, "x is not float16")),
     same_if="no scale lies below 2^-16",
 )
 
@@ -134,7 +141,7 @@ fault = VALUES.declare
 rounded = need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded")
 twice = need(lambda call: call.resolved.get("rounding", "each") == "each", "silu is not rounded by itself")
 unrounded = need(lambda call: call.resolved.get("rounding") == "none", "the value is rounded already")
-narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "x is float32")
+narrow = need(lambda call: next(iter(call.inputs.values())).dtype != torch.float32, "x is float32")
 
 fault(
     "gate and up taken from neighbouring columns in the fused activation",
@@ -743,3 +750,36 @@ fault(
         inputs | {"k_nope": inputs["q_nope"].reshape(-1)[: inputs["k_nope"].numel()].reshape(inputs["k_nope"].shape)}
     ),
 )
+
+
+fault(
+    "inverse rotation: {}",
+    ARITHMETIC,
+    on=of_class(FusedInvRopeFp8Quant),
+    over=(
+        way(
+            "by the forward angle", ("cos_sin_cache", lambda table: _with_sines(table, -1.0)), seen=MINE + "RoPE again"
+        ),
+        way("left out", ("cos_sin_cache", lambda table: _plain_table(table)), seen="vllm 50084"),
+        way("angle of the next position", ("positions", lambda at: at.roll(-1)), seen="vllm 50084", family=INDEX),
+        way(
+            "sines before cosines",
+            ("cos_sin_cache", lambda table: table.roll(table.shape[1] // 2, 1)),
+            seen=MINE + "two halves exchanged",
+            family=INDEX,
+        ),
+        way("columns of the next head", ("o", lambda x: x.roll(-1, 1)), seen="vllm 48895", family=INDEX),
+    ),
+    read=lambda change: entry(change[0], lambda x: change[1](x).contiguous()),
+    same_if="it changes nothing",
+    admissible_if="the codes of both lie within their intervals",
+)
+
+
+def _with_sines(table: Tensor, factor: float) -> Tensor:
+    cosines, sines = table.chunk(2, dim=1)
+    return torch.cat([cosines, sines * factor], dim=1)
+
+
+def _plain_table(table: Tensor) -> Tensor:
+    return torch.cat([torch.ones_like(table[:, ::2]), torch.zeros_like(table[:, ::2])], dim=1)

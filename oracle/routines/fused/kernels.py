@@ -45,6 +45,7 @@ from oracle.truth.activation import SWIGLU, Formula
 from oracle.truth.moe import Activation, Steps, nearest
 from oracle.verdict.sets import Found, rounded_to
 
+NARROW = (torch.bfloat16, torch.float16)
 ROUNDINGS = ("each", "product", "none")
 GATED = "gate, then up"
 BOUNDS_SCALE = Trait("its upper bound is of the scale, not of amax")
@@ -472,26 +473,17 @@ class PerTokenGroupQuantFp8Masked(GroupContract):
         return self.families(options, powers=bool(options["use_ue8m0"]))
 
 
-@register
-class PerTokenGroupQuantFp8Packed(GroupContract):
+class PackedScales(FusedContract):
     """``scale`` is int32 ``[M, ceil(G/4)]``, G the groups of a row, with strides ``(1, align(M, 4))``: the exponent
     bytes of four groups, the first in the lowest byte. Bytes past the last group are 0; byte 255 is NaN, or infinity
     where amax is infinite. The lanes of rows M to ``align(M, 4) - 1`` may hold anything."""
 
-    shapes = {"scale": "[M, ceil(ceil(K / group_size) / 4)]"}
+    shapes: ClassVar[dict[str, str]] = {"scale": "[M, ceil(ceil(K / group_size) / 4)]"}
     traits = frozenset({WORDS})
-    name = "per_token_group_quant_fp8_packed"
-    summary = "groups along K, power-of-two scales packed four to an int32, as DeepGEMM takes them on sm100"
-    source = "vLLM per_token_group_fp8_quant_packed; sgl-kernel per_token_group_quant_8bit_v2.cu"
-    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise"),)
-    options = (GROUP, EPS)
     interval = False
 
-    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
-        return self.families(options, powers=True)
-
     def _words(self, inputs: Inputs, options: Options) -> tuple[int, int]:
-        rows, width = inputs["x"].shape
+        rows, width = self.shape(inputs)
         return rows, -(-(width // positive(options, "group_size")) // WORD)
 
     def outputs(self, call: Call) -> dict[str, Out]:
@@ -514,7 +506,7 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
         for extent, stride, due in zip(packed.shape, packed.stride(), (1, lead), strict=True):
             if extent > 1 and stride != due:
                 raise LayoutError(f"scale has strides {packed.stride()}; packed scales of {rows} rows have (1, {lead})")
-        x = decode(call.inputs["x"])
+        x = call.cached("value", lambda: self.value(call.inputs, call.resolved)).sets.expected
         groups = x.reshape(rows, -1, positive(call.resolved, "group_size"))
         infinite = torch.isinf(groups).any(dim=-1) & ~torch.isnan(groups).any(dim=-1)
         byte = packed.clone(memory_format=torch.contiguous_format).view(torch.uint8).reshape(rows, words * WORD)
@@ -524,7 +516,7 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
         return {"q": outputs["q"], "scale": scale}
 
     def zeros(self, outputs: Found, call: Call) -> Tensor:
-        groups = call.inputs["x"].shape[1] // positive(call.resolved, "group_size")
+        groups = self.shape(call.inputs)[1] // positive(call.resolved, "group_size")
         byte = outputs["scale"].clone(memory_format=torch.contiguous_format).view(torch.uint8)
         return byte[:, groups:]
 
@@ -538,10 +530,96 @@ class PerTokenGroupQuantFp8Packed(GroupContract):
         return {"q": bad["q"], "scale": scale.reshape(rows, words, WORD).any(dim=-1)}
 
 
+@register
+class PerTokenGroupQuantFp8Packed(PackedScales, GroupContract):
+    name = "per_token_group_quant_fp8_packed"
+    summary = "groups along K, power-of-two scales packed four to an int32, as DeepGEMM takes them on sm100"
+    source = "vLLM per_token_group_fp8_quant_packed; sgl-kernel per_token_group_quant_8bit_v2.cu"
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise"),)
+    options = (GROUP, EPS)
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return self.families(options, powers=True)
+
+
+@register
+class SiluMulQuantPacked(PackedScales, GatedContract):
+    """``gate`` is clamped from above, ``up`` on both sides, where ``clamp_limit`` is given; the value is rounded to
+    bfloat16 once. The scale is ``max(amax / 448, 1e-10)`` rounded up to a power of two."""
+
+    name = "silu_mul_quant_fp8_packed_triton"
+    dispatched = False
+    summary = "silu(gate) * up, quantised in groups, power-of-two scales packed four to an int32"
+    source = "vLLM 0.20.2 quantization/utils/fp8_utils.py silu_mul_quant_fp8_packed_triton"
+    inputs = (TensorSpec("x", Kind.VALUES, NARROW[:1], ("M", "C"), GATED),)
+    options = (GROUP, OptionSpec("clamp_limit", None, None, "clamp of gate (above) and up (both sides)"))
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        limit = options["clamp_limit"]
+        if limit is not None and not (isinstance(limit, int | float) and 2.0**-10 <= limit <= 2.0**10):
+            raise OptionError(f"clamp_limit={limit!r}; pass a number within 2^-10 and 2^10, or None")
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        limit = options["clamp_limit"]
+        above = None if limit is None else float(f32(torch.tensor(limit, dtype=torch.float64, device="cpu")))
+        return gated(inputs["x"], "product", limit=above)
+
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        return {} if options["clamp_limit"] is not None else super().modelled(inputs, {"rounding": "product"})
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        block = Block(1, self.group(options))
+        rows = recipes.VLLM_GROUP_UE8M0.with_floor(0.0), recipes.VLLM_SILU_PACKED, recipes.VLLM_SILU_PACKED_POSITIVE
+        return tuple(row.with_block(block) for row in rows)
+
+
+@register
+class FusedInvRopeFp8Quant(FusedContract):
+    """The last ``rope_dim`` columns of each head are rotated back, ``x cos + x' sin`` of neighbours, in float32 and not
+    rounded; heads side by side are quantised in groups of 128 columns with powers of two of
+    ``max(amax, 1e-10) * (1 / 448)``. Row ``positions[t]`` of ``cos_sin_cache`` has cosines, then sines."""
+
+    name = "fused_inv_rope_fp8_quant"
+    dispatched = False
+    gpu = False
+    summary = "attention outputs rotated back and quantised in groups, power-of-two scales"
+    source = "vLLM 0.20.2 v1/attention/ops/deepseek_v4_ops/fused_inv_rope_fp8_quant.py, scales in float32"
+    inputs = (
+        TensorSpec("o", Kind.VALUES, NARROW[:1], ("T", "H", "D"), "outputs of heads"),
+        TensorSpec("positions", Kind.POSITIONS, INTEGERS, ("T",), "position of each token"),
+        TensorSpec("cos_sin_cache", Kind.WEIGHTS, F32, ("S", "R"), "cosines, then sines, of each position"),
+    )
+    shapes: ClassVar[dict[str, str]] = {"q": "[T, H D]", "scale": "[T, H D / 128], float32"}
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        _, heads, depth = inputs["o"].shape
+        rope, known, at = inputs["cos_sin_cache"].shape[1], len(inputs["cos_sin_cache"]), inputs["positions"]
+        if depth % 128 or rope % 2 or rope > 128:
+            raise ShapeError(f"{heads} heads of {depth}, {rope} of them rotated: whole 128s, an even number up to 128")
+        if bool((at < 0).any()) or bool((at >= known).any()):
+            raise OptionError(f"positions reach from {int(at.min())} to {int(at.max())}; there are {known}")
+
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
+        return recipes.VLLM_INVERSE_ROPE, recipes.VLLM_INVERSE_ROPE_POSITIVE
+
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        tokens, heads, depth = inputs["o"].shape
+        return tokens, heads * depth
+
+    def value(self, inputs: Inputs, options: Options) -> Value:
+        x, rope = decode(inputs["o"]), inputs["cos_sin_cache"].shape[1]
+        cache = decode(inputs["cos_sin_cache"])[inputs["positions"].long()][:, None]
+        cos, sin = (t.repeat_interleave(2, dim=-1) for t in torch.split(cache, rope // 2, dim=-1))
+        turned = x[..., -rope:]
+        beside = torch.stack([-turned[..., 1::2], turned[..., ::2]], dim=-1).flatten(-2)
+        ends = rotary.rotated(turned, beside, cos, sin, 1.0)
+        low, high, usual = (torch.cat([x[..., :-rope], end], dim=-1).flatten(1) for end in ends)
+        return Value(Admissible(low, high, usual), torch.float32)
+
+
 # --- rotary embeddings --------------------------------------------------------------------------------------
 
 
-NARROW = (torch.bfloat16, torch.float16)
 NAMES = ("q_rope", "k_rope", "q_nope", "k_nope")
 
 

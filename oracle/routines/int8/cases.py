@@ -60,7 +60,54 @@ def _product(case: Case) -> dict[str, Tensor]:
     return inputs
 
 
+def _codes(case: Case, name: str, low: int, high: int, *shape: int) -> Tensor:
+    return torch.from_numpy(case.stream(name).integers(low, high, shape)).to(torch.int8)
+
+
+def _of_blocks(case: Case) -> dict[str, Tensor]:
+    m, n, k, block = *(case[name] for name in "mnk"), int(case.option("block") or 128)
+    low = 90 if case.family == "large" else -128
+    return {
+        "A": _codes(case, "a", low, 128, m, k),
+        "B": _codes(case, "b", low, 128, n, k),
+        "As": data.scales(case.label("As"), "randn", (m, -(-k // block))),
+        "Bs": data.scales(case.label("Bs"), "randn", (-(-n // block), -(-k // block))),
+    }
+
+
+def _blocks(case: Case) -> dict[str, object]:
+    block = int(case.option("block") or 128)
+    return {"block_n": block, "block_k": block, "output_dtype": DTYPES[case.dtypes.partition("-")[2]]}
+
+
+def _qserve(case: Case) -> dict[str, Tensor]:
+    """Scales and zero points keep every weight within int8."""
+    m, n, k = (case[name] for name in "mnk")
+    inputs = {"in_feats": _codes(case, "a", 90 if case.family == "large" else -128, 128, m, k)}
+    inputs["kernel"] = _codes(case, "b", -128, 128, n, k // 2)
+    if "group" in case.contract:
+        inputs["zeros"] = _codes(case, "z", -60, 8, k // 128, n)
+        inputs["scales_i8"] = _codes(case, "s", 1, 8, k // 128, n)
+    sizes = {"wscales": n, "ascales": m} | ({} if "group" in case.contract else {"w_szs": n, "a_ssums": m})
+    return inputs | {
+        name: (data.scales(case.label(name), "randn", (size,)) * 2.0**-4).to(torch.float16)
+        for name, size in sizes.items()
+    }
+
+
 GRAMMARS: Mapping[str, Grammar] = {
+    "w8a8_block_int8_matmul": Grammar(
+        ("m", "n", "k"), ("i8xi8-f16", "i8xi8-bf16", "i8xi8-f32"), ("-",), ("randn", "large"), _of_blocks, _blocks,
+        {"block": ("64",)}, shapes=("m=5,n=192,k=256", "m=3,n=16,k=96"),
+    ),
+    "qserve_w4a8_per_chn_gemm": Grammar(
+        ("m", "n", "k"), ("i8xi8-f16",), ("-",), ("randn", "large"), _qserve, lambda case: {},
+        shapes=("m=5,n=64,k=128", "m=3,n=32,k=96"), domain="n % 32 == 0, k % 32 == 0",
+    ),
+    "qserve_w4a8_per_group_gemm": Grammar(
+        ("m", "n", "k"), ("i8xi8-f16",), ("-",), ("randn", "large"), _qserve, lambda case: {},
+        shapes=("m=5,n=64,k=256", "m=3,n=32,k=128"), domain="n % 32 == 0, k % 128 == 0",
+    ),
     "scaled_int8_quant": Grammar(
         ("m", "k"), ("bf16", "f16", "f32"), ("-",), FAMILIES, _values, _symmetric,
         {"mode": ("static", "azp", "row")}, shapes=("m=7,k=96", "m=1,k=33"),
@@ -79,6 +126,9 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
 }  # fmt: skip  # a table, one row a line
 GOLDENS = (
+    "w8a8_block_int8_matmul/i8xi8-f16/-/m=2,n=3,k=64/block=64/family=randn/seed=7",
+    "qserve_w4a8_per_chn_gemm/i8xi8-f16/-/m=1,n=32,k=32/family=randn/seed=7",
+    "qserve_w4a8_per_group_gemm/i8xi8-f16/-/m=1,n=32,k=128/family=randn/seed=7",
     "scaled_int8_quant/bf16/-/m=2,k=6/mode=row/family=randn/seed=7",
     "per_token_quant_int8/bf16/-/m=2,k=6/family=randn/seed=7",
     "per_token_group_quant_int8/bf16/-/m=1,k=64/group=64/family=randn/seed=7",

@@ -17,7 +17,8 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import fields, rolled
+from oracle.routines.ideas import fields, first_for_all, nibbles_swapped, rolled
+from oracle.routines.int8 import blocks
 from oracle.routines.int8.contract import CutlassScaledMmAzp, FlooredQuantiser, Int8Quantiser, Quantised, Steps
 from oracle.routines.traits import of_class, returns, takes
 from oracle.truth.int8 import Rule, wrapped
@@ -215,3 +216,110 @@ fault(
     ),
     same_if="no sum leaves 16 bits",
 )
+
+# --- products under scales of blocks, QServe's --------------------------------------------------------------
+
+SCALED = Faults(of_class(blocks.Scaled))
+fault = SCALED.declare
+BLOCKS, QSERVE = of_class(blocks.BlockInt8Matmul), of_class(blocks.Qserve)
+CHANNEL, GROUP = of_class(blocks.QservePerChannel), of_class(blocks.QservePerGroup)
+several_blocks = need(lambda call: call.inputs["As"].shape[1] > 1, "one block along K")
+fault(
+    "int8 blocks: {}",
+    INDEX,
+    over=(
+        way(
+            "scale of the next block of a",
+            ("As", rolled(-1, 1)),
+            seen="mlc-ai/TIRx-kernels PR 5",
+            needs=several_blocks,
+            on=BLOCKS,
+        ),
+        way(
+            "scale of the next block of b",
+            ("Bs", rolled(-1, 1)),
+            seen="mlc-ai/TIRx-kernels PR 5",
+            needs=several_blocks,
+            on=BLOCKS,
+        ),
+        way("scale of the first block for all", ("As", first_for_all(1)), seen="vllm 42956", on=BLOCKS),
+        way("scale of the next row", ("As", rolled(-1)), seen="NVIDIA/cutlass 2087", on=BLOCKS),
+        way("scale of the next row of blocks", ("Bs", rolled(-1)), seen="NVIDIA/cutlass 2087", on=BLOCKS),
+        way("scale of a row dropped", ("As", ones), seen="TensorRT-LLM PR 14199", family=VALUE, on=BLOCKS),
+        way("scale of the next token", ("ascales", rolled(-1)), seen="NVIDIA/cutlass 2087", on=QSERVE),
+        way("scale of the next column", ("wscales", rolled(-1)), seen="NVIDIA/cutlass 2087", on=QSERVE),
+        way("nibbles of a byte exchanged", ("kernel", nibbles_swapped), seen="vllm PR 22951", on=QSERVE),
+        way(
+            "bytes of a tile in rows",
+            ("kernel", lambda x: x.reshape(-1, 4, 8).transpose(1, 2).reshape(x.shape)),
+            seen=MINE + "the order of another fragment",
+            on=QSERVE,
+        ),
+        way("zero point of the next column", ("w_szs", rolled(-1)), seen="flashinfer 3547", on=CHANNEL),
+        way("zero point left out", ("w_szs", torch.zeros_like), seen="pytorch 190449", family=VALUE, on=CHANNEL),
+        way(
+            "zero point added",
+            ("w_szs", torch.neg),
+            seen=MINE + "the sign of the other convention",
+            family=VALUE,
+            on=CHANNEL,
+        ),
+        way("sum of the next row", ("a_ssums", rolled(-1)), seen="flashinfer 3547", on=CHANNEL),
+        way(
+            "scales of a group by column",
+            ("scales_i8", lambda x: _by_column(x)),
+            seen=MINE + "no order of threads",
+            on=GROUP,
+        ),
+        way(
+            "zero points of a group by column",
+            ("zeros", lambda x: _by_column(x)),
+            seen=MINE + "no order of threads",
+            on=GROUP,
+        ),
+        way("zero points of the next group", ("zeros", rolled(-1)), seen="mlc-ai/TIRx-kernels PR 5", on=GROUP),
+        way(
+            "zero points of groups left out", ("zeros", torch.zeros_like), seen="pytorch 190449", family=VALUE, on=GROUP
+        ),
+    ),
+    read=lambda change: entry(change[0], lambda x: change[1](x).contiguous()),
+    same_if="it changes nothing",
+    admissible_if="it lies within the roundings of float32",
+)
+
+
+def _by_column(x: Tensor) -> Tensor:
+    """Columns in the order in which they are read twice."""
+    return x.reshape(x.shape[0], -1, 8, 4).transpose(2, 3).reshape(x.shape)
+
+
+fault(
+    "int8 blocks: {}",
+    ARITHMETIC,
+    over=(
+        way(
+            "output in bfloat16",
+            lambda call, out: rounded_to(decode(rounded_to(decode(out), torch.bfloat16)), out.dtype),
+            seen="vllm PR 12293",
+            same_if="every element is a bfloat16 value",
+            needs=need(lambda call: call.resolved.get("output_dtype") is not torch.bfloat16, "it is bfloat16"),
+        ),
+        way(
+            "last columns left out",
+            lambda call, out: _short(call, out),
+            seen="NVIDIA/cutlass 3497",
+            same_if="they are 0",
+        ),
+    ),
+    write=lambda change: entry("out", change),
+    admissible_if="it lies within the roundings of float32",
+)
+
+
+def _short(call: Call, out: Tensor) -> Tensor:
+    """The product without the last 32 columns of K."""
+    name = "A" if "A" in call.inputs else "in_feats"
+    a = call.inputs[name].clone()
+    a[:, -32:] = 0
+    again: Tensor = call.contract.reference({**call.inputs, name: a}, **call.options)  # type: ignore[assignment]
+    return again

@@ -386,6 +386,81 @@ def _index_keys(case: Case) -> dict[str, Tensor]:
     }
 
 
+# --- vLLM's newer caches ------------------------------------------------------------------------------------------
+
+
+def _v4_page(case: Case) -> int:
+    """Bytes of a page of DeepSeek-V4, with some behind its scales."""
+    return case["p"] * 584 + 40
+
+
+def _v4(case: Case) -> dict[str, Tensor]:
+    t = case["t"]
+    x = values(case, "k", t, 512)
+    x[2::3, 64:128] = 0.0
+    return {
+        "k": padded(x),
+        "k_cache": full(case, "k_cache", blocks(case, t), _v4_page(case)),
+        "slot_mapping": slots(case, t),
+    }
+
+
+def _v4_read(case: Case) -> dict[str, Tensor]:
+    """Scales of 2^-27 to 2^23; with ``lens=1`` requests are read from their middle on."""
+    tables, p = requests(case), case["p"]
+    memory = full(case, "k_cache", pages_of(case), _v4_page(case))
+    memory[:, p * 576 :] = memory[:, p * 576 :] % 50 + 100
+    lengths = tables["cu_seq_lens"].diff()
+    inputs = {
+        "out": stale(case, torch.bfloat16, case["b"], int(lengths.max()) + 3, 512),
+        "k_cache": memory,
+        "seq_lens": lengths,
+        "block_table": tables["block_table"],
+    }
+    return inputs | ({"gather_lens": lengths // 2 + lengths % 2} if case.option("lens") == "1" else {})
+
+
+def _v4_call(case: Case) -> dict[str, object]:
+    return {"block_size": case["p"]} | ({"offset": 2} if case.option("offset") == "1" else {})
+
+
+def _token_heads(case: Case) -> dict[str, Tensor]:
+    t, h, d, p = (case[name] for name in "thdp")
+    inputs = {"key": padded(tiles(case, "key", t, h, d)), "value": padded(values(case, "value", t, h, d + 8))}
+    for x, width in (("key", d), ("value", d + 8)):
+        inputs[f"{x}_cache"] = codes(case, f"{x}_cache", blocks(case, t), p, h, width)
+    for x in "kv":
+        inputs[f"{x}_scale_cache"] = data.scales(case.label(f"{x}_scale_cache"), "randn", (blocks(case, t), p, h))
+    return inputs | {"slot_mapping": slots(case, t)}
+
+
+def _rotated_mla(case: Case) -> dict[str, Tensor]:
+    """Sines and cosines float32 with ``angles=f32``, else of the dtype of the case."""
+    t, r, e = case["t"], case["r"], case["e"]
+    (dtype,) = case.operand_dtypes
+    angle = torch.from_numpy(case.stream("angles").integers(0, 6283, (20, e // 2))).double() / 1000
+    # on a grid of 2^-12: library functions differ in last bits between platforms
+    table = (torch.cat([angle.cos(), angle.sin()], dim=1) * 4096).round() / 4096
+    return {
+        "positions": torch.from_numpy(case.stream("positions").integers(0, 20, (t + 1,))),
+        "q_pe": padded(values(case, "q_pe", t, 3, e)),
+        "k_pe": padded(values(case, "k_pe", t, e)),
+        "kv_c": padded(values(case, "kv_c", t, r)),
+        "cos_sin_cache": table.to(torch.float32 if case.option("angles") == "f32" else dtype),
+        "slot_mapping": slots(case, t),
+        "kv_cache": codes(case, "kv_cache", blocks(case, t), case["p"], r + e),
+        "scale": given_scale(case, "scale"),
+    }
+
+
+def _prefill(case: Case) -> dict[str, Tensor]:
+    pages = torch.from_numpy(case.stream("table").integers(1, 11, (case["b"], 3))).to(torch.int32)
+    pages[0, 0], pages[-1, 2] = 4, -1
+    scales = {f"{x}_scale": data.scales(case.label(f"{x}_scale"), "randn", (1,)) for x in "kv"}
+    memory = codes(case, "kv_cache", 11, 2, case["h"], case["p"], case["d"])
+    return {"kv_cache": memory, "block_tables_prefill": pages, **scales}
+
+
 # --- ids ----------------------------------------------------------------------------------------------------------
 
 
@@ -500,6 +575,26 @@ GRAMMARS: Mapping[str, Grammar] = {
     "dequantize_k_cache": grammar(
         "sp", _dequantize, no_options, "s=1,p=2", "s=3,p=4", dtypes=("u8-bf16",), scheme="1x128", families=CODES
     ),
+    "quantize_and_insert_k_cache": grammar(
+        "tp", _v4, _v4_call, "t=1,p=4", "t=3,p=1", "t=11,p=64", dtypes=("bf16-u8",), scheme="1x64"
+    ),
+    "dequantize_and_gather_k_cache": grammar(
+        "bp", _v4_read, _v4_call, *_REQUESTS, dtypes=("u8-bf16",), scheme="1x64", families=CODES,
+        options={"lens": ("1",), "offset": ("1",)},
+    ),
+    "triton_reshape_and_cache_flash_per_token_head_quant": grammar(
+        "thdp", _token_heads, no_options, "t=1,h=1,d=128,p=4", "t=3,h=2,d=136,p=1", "t=11,h=3,d=128,p=16",
+        scheme="head",
+    ),
+    "concat_and_cache_mla_rope_fused": grammar(
+        "trep", _rotated_mla, lambda case: {"is_neox": case.option("neox") == "1"}, "t=1,r=16,e=8,p=4",
+        "t=3,r=32,e=16,p=1", "t=11,r=128,e=64,p=16", dtypes=WIDE[:2], families=DIVIDED,
+        options={"neox": ("1",), "angles": ("f32",)},
+    ),
+    "trtllm_prefill_attn_kvfp8_dequant": grammar(
+        "bhdp", _prefill, lambda case: {"dequant_dtype": case.out_dtype}, "b=1,h=1,d=64,p=4", "b=3,h=2,d=64,p=16",
+        dtypes=("e4m3-bf16", "e4m3-f16"), families=CODES,
+    ),
     "cp_gather_indexer_k_quant_cache": grammar(
         "bpd", _index_keys, no_options, "b=1,p=4,d=128", "b=5,p=16,d=256", dtypes=("u8-u8",), scheme="1x128",
         families=CODES,
@@ -513,6 +608,8 @@ _SMALL = {
     "spd": "s=2,p=2,d=16",
     "bhdp": "b=3,h=2,d=8,p=2",
     "nvfp4_quantize_append_paged_kv_cache": "b=2,h=1,d=16,p=2",
+    "trtllm_prefill_attn_kvfp8_dequant": "b=2,h=1,d=8,p=2",
+    "triton_reshape_and_cache_flash_per_token_head_quant": "t=3,h=1,d=128,p=2",
     "brep": "b=3,r=16,e=8,p=2",
     "tp": "t=3,p=2",
     "tdp": "t=3,d=128,p=2",

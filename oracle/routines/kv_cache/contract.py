@@ -75,7 +75,8 @@ class Coded:
 class Quantised:
     """Values ``[R, K]``, recipes, the places of their codes (two to a byte for E2M1) and of the bytes of their scales.
 
-    ``scales`` names the output of the scales; ``scale_at`` is ``[R, G * bytes of a scale]``.
+    ``scales`` names the output of the scales; ``scale_at`` is ``[R, G * bytes of a scale]``, of a float32 output
+    ``[R, G]``. ``exponents``: a scale is a byte, its exponent.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Quantised:
     scales: str
     scale_at: Tensor
     global_scale: Tensor | None = None
+    exponents: bool = False
 
     @property
     def packed(self) -> bool:
@@ -180,6 +182,10 @@ class CacheContract(Contract):
         """The memory of every output before the call; NaN bits in fresh outputs."""
         return {name: inputs[name] for name in self.memory}
 
+    def unwritten(self, call: Call) -> dict[str, Tensor]:
+        """Elements of fresh outputs, bool in their shapes, that may hold anything."""
+        return {}
+
     # --- what follows ---------------------------------------------------------------------------------------
 
     @property
@@ -209,7 +215,10 @@ class CacheContract(Contract):
 
     def outputs(self, call: Call) -> dict[str, Out]:
         before = self.before(call.inputs, call.resolved)
-        return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in before.items()}
+        free = self.unwritten(call)
+        return {
+            name: Out(tuple(x.shape), (x.dtype,), ~free[name] if name in free else None) for name, x in before.items()
+        }
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         inputs = fold(call, faults, Stage.READ, dict(call.inputs))
@@ -354,6 +363,8 @@ class CacheSets(Sets):
 
     def _elsewhere(self, name: str) -> Tensor:
         free = torch.zeros(self.call.truth[name].numel(), dtype=torch.bool, device="cpu")
+        if (left := self.contract.unwritten(self.call).get(name)) is not None:
+            free |= left.flatten()
         for piece in self.contract.work(self.call):
             if not isinstance(piece, Copied) and piece.name == name:
                 free[piece.at] = True
@@ -385,7 +396,8 @@ class CacheSets(Sets):
             return None
         intervals = {}
         for name, due in expected.items():
-            same = Range(due, due, torch.zeros(due.shape, dtype=torch.uint8, device="cpu"))
+            left = self.contract.unwritten(self.call).get(name, torch.zeros(due.shape, dtype=torch.bool, device="cpu"))
+            same = Range(due, due, left.to(torch.uint8))
             if (sets := self.intervals().get(name)) is None:
                 intervals[name] = same
                 continue
@@ -432,7 +444,7 @@ def _written(call: Call, piece: Piece, faults: tuple[Fault, ...]) -> list[tuple[
             inside = _inside(call, piece)
             quantised = run_quantiser(inside, tuple(f for f in faults if QUANTISER_STAGES & set(f.changes)))
             codes = codes_of(quantised["q"], E2M1) if piece.packed else codes_of(quantised["q"])
-            scales = _scale_bytes(quantised["scale"], piece.recipes[0])
+            scales = _scale_bytes(quantised["scale"], piece, _dtype(call, piece.scales).itemsize)
             return [
                 (piece.name, pack(codes) if piece.packed else codes, piece.at),
                 (piece.scales, scales, piece.scale_at),
@@ -451,9 +463,14 @@ def _products(piece: Products, dtype: torch.dtype) -> Tensor:
     return torch.stack([decode(rounded_to(value, dtype)) for value in (f32(exact), exact)])
 
 
-def _scale_bytes(scale: Tensor, recipe: Recipe) -> Tensor:
-    """Scales ``[R, G]`` as bytes ``[R, G * width]``: float32, or E4M3 under a scale of the tensor."""
-    if recipe.scale_format is ScaleFormat.E4M3:
+def _scale_bytes(scale: Tensor, piece: Quantised, width: int) -> Tensor:
+    """Scales ``[R, G]`` as elements of ``width`` bytes: float32 ``[R, 4 G]`` of one byte or ``[R, G]`` of four, bytes
+    of exponents ``[R, G]``, or of E4M3 under a scale of the tensor."""
+    if piece.exponents:
+        return (scale.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+    if width == 4:
+        return scale.contiguous().view(torch.int32)
+    if piece.recipes[0].scale_format is ScaleFormat.E4M3:
         narrow = torch.float8_e4m3fn
         return codes_of(to_dtype(decode(scale), narrow, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE))
     return scale.clone(memory_format=torch.contiguous_format).view(torch.uint8).reshape(scale.shape[0], -1)
@@ -471,6 +488,10 @@ def _split(piece: Quantised, outputs: Found) -> dict[str, Tensor]:
     recipe = piece.recipes[0]
     q = unpack(codes) if piece.packed else from_codes(codes, recipe.element)
     shape = grid(piece.x.shape, recipe.block).scale_shape
+    if piece.exponents:
+        # the exponent of infinity is no finite power: what a kernel stores of an infinite amax
+        powers = (scales.to(torch.int32) << 23).view(torch.float32)
+        return {"q": q, "scale": powers.reshape(shape)}
     if recipe.scale_format is ScaleFormat.E4M3:
         return {"q": q, "scale": rounded_to(decode(scales.view(torch.float8_e4m3fn)), torch.float32).reshape(shape)}
     return {"q": q, "scale": scales.contiguous().view(torch.float32).reshape(shape)}

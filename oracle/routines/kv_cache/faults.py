@@ -129,6 +129,8 @@ EQUAL = "the scales are equal"
 
 def page_of(call: Call) -> int:
     """Slots of a page."""
+    if "block_size" in call.resolved:
+        return int(call.resolved["block_size"])
     memory = "key_cache" if "key_cache" in call.inputs else "kv_cache" if "kv_cache" in call.inputs else "k_cache"
     x = call.inputs[memory]
     if x.dim() == 5:

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import decode
+from oracle.routines.base import Call
 from oracle.routines.fault import CAST, INDEX, VALUE, Faults, entry, need, way
-from oracle.routines.ideas import rolled
-from oracle.routines.layouts import experts
+from oracle.routines.ideas import OfTensor, first_for_all, option, rolled
+from oracle.routines.layouts import expert_rows, experts
 from oracle.routines.traits import of_class, returns, takes
-from oracle.truth.layout import ceil_div
+from oracle.truth.layout import align, ceil_div
+from oracle.verdict.sets import bits_of
 
+Outputs = dict[str, Tensor]
 MINE = "no public thread: "
 PLACED = of_class(experts.ExpertIntegers)
 BLOCKS, SIZES, PACKED = of_class(experts.MoeAlignBlockSize), of_class(experts.ProblemSizes), of_class(experts.PackTopk)
@@ -142,3 +145,179 @@ fault(
     read=entry("topk_weights", rolled(-1, 1)),
     same_if="a token has one slot",
 )
+
+# --- rows sorted by expert ----------------------------------------------------------------------------------
+
+SORTED = of_class(expert_rows.SortedRows)
+DATA = PLACED & returns("problem_sizes1") - SIZES
+
+
+def _sorted(call: Call) -> expert_rows.SortedRows:
+    assert isinstance(call.contract, expert_rows.SortedRows)
+    return call.contract
+
+
+def _changed(call: Call, outputs: Outputs, names: tuple[str, ...], change: OfTensor) -> Outputs:
+    """Some outputs changed, those that are there."""
+    return outputs | {name: change(outputs[name]) for name in names if name in outputs}
+
+
+def _fitted(call: Call, outputs: Outputs) -> Outputs:
+    """Outputs of rows without padding, in memory of the size of those that have it."""
+    due = call.truth
+    for name in ("aq_out", "aq_scale_out", "expert_ids"):
+        rows = torch.zeros_like(bits_of(due[name]))
+        rows[: len(outputs[name])] = bits_of(outputs[name])[: len(rows)]
+        outputs = outputs | {name: rows.view(due[name].dtype)}
+    return outputs
+
+
+several = need(lambda call: call.inputs["topk_ids"].numel() > 1, "there is one pair")
+fault(
+    "integers of experts: {}",
+    INDEX,
+    on=DATA,
+    over=(
+        way("operands not exchanged, or exchanged", lambda x: x[:, [1, 0, 2]].contiguous(), seen="vllm PR 20762"),
+        way("rows of the next expert in its product", rolled(-1), seen="flashinfer 3547"),
+        way("gate and up counted twice", lambda x: torch.where(x == 96, 192, x), seen=MINE + "two sizes of w13",
+            same_if="there is no gate"),
+    ),
+    write=lambda change: entry("problem_sizes1", lambda x: change(x)),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "integers of experts: sizes of the first product for the second",
+    INDEX,
+    seen=MINE + "two buffers exchanged",
+    on=DATA,
+    write=lambda call, outputs: outputs | {"problem_sizes2": outputs["problem_sizes1"].clone()},
+)
+fault(
+    "integers of experts: {}",
+    VALUE,
+    on=PLACED & returns("expert_offsets"),
+    over=(
+        way("ends for starts", rolled(-1), seen=MINE + "an inclusive sum", family=INDEX),
+        way("offsets of the rows before in bytes", lambda x: x * 2, seen=MINE + "a unit mistaken"),
+    ),
+    write=lambda change: entry("expert_offsets", lambda x: change(x)),
+    same_if=EQUAL,
+)
+fault(
+    "integers of experts: scales placed as close as rows",
+    INDEX,
+    seen="vllm 42118",
+    on=of_class(expert_rows.CutlassMoeData),
+    write=lambda call, outputs: (
+        outputs | {"blockscale_offsets": outputs["expert_offsets"].clone()}
+        if "blockscale_offsets" in outputs
+        else outputs
+    ),
+    needs=need(lambda call: call.resolved["blockscale"], "there are no scales"),
+    same_if=EQUAL,
+)
+
+
+fault(
+    "integers of experts: {}",
+    INDEX,
+    on=SORTED,
+    over=(
+        way("places of the next pair", lambda x: x.flatten().roll(-1).view(x.shape), seen="flashinfer 3547",
+            needs=several),
+        way("places from the last row down", lambda x: (x.max() - x).to(x.dtype), seen=MINE + "a descending sort"),
+        way("every place the first", lambda x: torch.zeros_like(x), seen=MINE + "no counter of an expert"),
+    ),
+    write=lambda change: lambda call, outputs: _changed(call, outputs, (_sorted(call).positions,), change),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "integers of experts: {}",
+    INDEX,
+    on=SORTED,
+    over=(
+        way("what lies at a place is the next row's", rolled(-1), seen="vllm 48895"),
+        way("what lies at a place is the first row's", first_for_all(), seen=MINE + "a stride of 0"),
+    ),
+    write=lambda change: lambda call, outputs: _changed(call, outputs, _sorted(call).gathered, change),
+    same_if=EQUAL,
+)
+fault(
+    "integers of experts: scales not moved with their rows",
+    INDEX,
+    seen="vllm 42118",
+    on=SORTED & (takes("a1q_scale") | takes("aq_scale")),
+    write=lambda call, outputs: _changed(call, outputs, ("a1q_scale", "aq_scale_out"), rolled(1)),
+    needs=need(lambda call: "a1q_scale" in call.inputs or "aq_scale" in call.inputs, "there are no scales"),
+    same_if=EQUAL,
+)
+fault(
+    "integers of experts: {}",
+    VALUE,
+    on=of_class(expert_rows.MoePermute),
+    over=(
+        way("tokens for pairs", lambda call, x: x // call.inputs["topk_ids"].shape[1], seen=MINE + "the slot dropped",
+            same_if="a token has one slot"),
+        way("pairs of no expert listed", lambda call, x: torch.arange(len(x), dtype=x.dtype, device=x.device),
+            seen="vllm 42118"),
+    ),
+    write=lambda change: entry("permuted_idx", change),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "integers of experts: first rows that are counts",
+    VALUE,
+    seen=MINE + "a sum left out",
+    on=of_class(expert_rows.MoePermute),
+    write=entry("expert_first_token_offset", lambda x: torch.cat([x[:1], x.diff()])),
+    same_if=EQUAL,
+)
+fault(
+    "integers of experts: experts without padding between them",
+    INDEX,
+    seen="deep_gemm PR 20: rows of a tile with two experts",
+    on=of_class(expert_rows.DeepGemmMoePermute),
+    options=option(alignment=1),
+    write=lambda call, outputs: _fitted(call, outputs),
+    same_if="every expert has whole tiles, or one has rows",
+)
+fault(
+    "integers of experts: {}",
+    VALUE,
+    on=of_class(expert_rows.DeepGemmMoePermute),
+    over=(
+        way("padding named by its expert", lambda x: torch.cummax(x, 0).values, seen="deep_gemm PR 192",
+            same_if="there is no padding behind a row"),
+        way("rows named by the next expert", rolled(-1), seen=MINE + "a row too far", family=INDEX),
+    ),
+    write=lambda change: entry("expert_ids", lambda x: change(x)),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "integers of experts: {}",
+    INDEX,
+    on=of_class(expert_rows.BatchedMoeAlign),
+    over=(
+        way("rows counted through", ("sorted_ids", lambda x: torch.where(
+            x < x.max(), torch.cumsum(x < x.max(), 0).to(x.dtype) - 1, x)), seen=MINE + "batches taken as packed"),
+        way("padding names row 0", ("sorted_ids", lambda x: x % x.max()), seen=MINE + "an index kept in range"),
+        way("blocks behind the last named 0", ("expert_ids", lambda x: x.clamp(min=0)), seen=MINE + "zeros for -1"),
+        way("one place more counted", ("num_tokens_post_pad", lambda x: x + 1), seen=MINE + "an inclusive sum"),
+    ),
+    write=lambda change: entry(change[0], lambda x: change[1](x)),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "integers of experts: {}",
+    VALUE,
+    on=of_class(expert_rows.RoundedUpSum),
+    over=(
+        way("the sum rounded up once", lambda call, x: x.new_tensor([align(
+            int(call.inputs["expert_num_tokens"].sum()), int(call.resolved["alignment"]))]), seen=MINE + "once"),
+        way("one tile more for each expert", lambda call, x: x + int(call.resolved["alignment"]),
+            seen=MINE + "a quotient plus one"),
+    ),
+    write=lambda change: entry("out", change),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line

@@ -31,6 +31,19 @@ def _routing(case: Case) -> dict[str, Tensor]:
     return inputs
 
 
+def _model_routing(case: Case) -> dict[str, Tensor]:
+    """Logits that are equal, all negative, or far apart; Phi's lie close together, so that several share a weight."""
+    logits = data.normal(case.label("logits"), (case["t"], case["e"]), dtype=torch.float32)
+    if case.option("logits") == "ties":
+        logits = logits.round()
+    if case.option("logits") == "low":
+        logits = logits - LOW
+    if case.contract == "phimoe_routing_function":
+        return {"gating_output": logits / 50 + 3 if case.option("logits") is None else logits}
+    scale = data.scales(case.label("scale"), "randn", (case["e"],)) * 16
+    return {"logits": logits, "per_expert_scale": scale.to(torch.bfloat16) if case.option("scale") == "bf16" else scale}
+
+
 def _library_routing(case: Case) -> dict[str, Tensor]:
     """Of a router of a library: logits that are all negative, some NaN, equal, or far apart; a bias in their dtype."""
     (dtype,) = case.operand_dtypes
@@ -345,6 +358,27 @@ GRAMMARS: Mapping[str, Grammar] = {
         extra_options=({"routed_scaling_factor": 2.5}, {"num_expert_group": 4, "topk_group": 2, "top_k": 2}),
     ),
     **{row.name: _library_grammar(row) for row in ROWS},
+    "gemma4_routing_function_torch": Grammar(
+        ("t", "e", "k"),
+        ("f32",),
+        ("-",),
+        ("randn",),
+        _model_routing,
+        lambda case: {"top_k": case["k"]},
+        {"logits": ("ties", "low"), "scale": ("bf16",)},
+        shapes=("t=5,e=8,k=2", "t=40,e=32,k=4"),
+    ),
+    "phimoe_routing_function": Grammar(
+        ("t", "e"),
+        ("f32",),
+        ("-",),
+        ("randn",),
+        _model_routing,
+        lambda case: {},
+        {"logits": ("ties", "low")},
+        shapes=("t=5,e=8", "t=40,e=16"),
+        domain="e >= 2",
+    ),
     "moe_fp8": Grammar(
         ("t", "e", "h", "i", "k"),
         ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"),
@@ -381,6 +415,8 @@ GRAMMARS: Mapping[str, Grammar] = {
 }
 
 GOLDENS = (
+    "gemma4_routing_function_torch/f32/-/t=3,e=8,k=2/family=randn/seed=7",
+    "phimoe_routing_function/f32/-/t=3,e=8/family=randn/seed=7",
     "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=2,e=2,h=64,i=64,k=1/family=randn/seed=7",
     "moe_fp8/e4m3xe4m3-bf16/tensor:tensor/t=3,e=2,h=64,i=64,k=2/family=codes/seed=7",
     "moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=3,e=2,h=256,i=16,k=2/family=randn/seed=7",

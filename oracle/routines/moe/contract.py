@@ -112,12 +112,18 @@ class Routing(Contract):
         """What is added to the choices, ``[E]`` of the dtype of the input; None without one. NaN stays NaN."""
         return inputs.get("bias")
 
+    def factor(self, inputs: Inputs, ids: Tensor) -> Tensor | None:
+        """What multiplies the weights of the experts ``ids`` ``[T, k]``, float64 of their shape; None: nothing."""
+        return None
+
     def refuse(self, inputs: Inputs, options: Options) -> None:
         routing.check(self.forms(inputs, options)[0], self.extents(inputs)["E"])
 
     def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         resolved = self.check(inputs, options)
         weights, ids = routing.route(inputs["logits"], self.forms(inputs, resolved)[0], self.bias(inputs, resolved))
+        if (factor := self.factor(inputs, ids)) is not None:
+            weights = weights * factor
         ids = torch.where(_padding(inputs), -1, ids)
         return {"topk_weights": rounded_to(weights, self.weights_dtypes(inputs)[0]), "topk_ids": ids.to(torch.int32)}
 
@@ -136,8 +142,13 @@ class Routing(Contract):
         bad = torch.where(padding, given != -1, bad[:, None]).any(dim=1)
         ids = given.clamp(0, logits.shape[1] - 1)
         span, dtype = routing.weight_span(all_scores, ids, router), outputs["topk_weights"].dtype
-        ends = [decode(rounded_to(end, dtype)) if dtype != torch.float32 else end for end in (span.low, span.high)]
-        expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), dtype))
+        due, ends = routing.weights_of(all_scores.score, ids, router), [span.low, span.high]
+        if (factor := self.factor(call.inputs, ids)) is not None:
+            corners = torch.stack([end * factor for end in ends])
+            width = 2 * U * corners.abs().amax(dim=0) + routing.FLUSH
+            due, ends = due * factor, [corners.amin(dim=0) - width, corners.amax(dim=0) + width]
+        ends = [decode(rounded_to(end, dtype)) if dtype != torch.float32 else end for end in ends]
+        expected = decode(rounded_to(due, dtype))
         lost = (all_scores.score_span.low.gather(1, ids) <= 0).all(dim=1, keepdim=True) & router.renormalise
         lost = lost & (router.epsilon == 0 and not router.nan_is_zero)
         known = (~bad[:, None] & ~padding).expand(ids.shape)

@@ -12,27 +12,45 @@ from oracle.routines.moe import (
     cases,
     contract,
     faults,
+    model_routers,
     pipeline_cases,
     pipeline_faults,
     pipelines,
     routers,
+    sum_cases,
+    sum_faults,
+    sums,
 )
 from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, activations, pipelines, block_layers, routers),
-    grammars={**cases.GRAMMARS, **activation_cases.GRAMMARS, **pipeline_cases.GRAMMARS, **block_layer_cases.GRAMMARS},
+    contracts=(contract, activations, pipelines, block_layers, routers, model_routers, sums),
+    grammars={
+        **cases.GRAMMARS,
+        **activation_cases.GRAMMARS,
+        **pipeline_cases.GRAMMARS,
+        **block_layer_cases.GRAMMARS,
+        **sum_cases.GRAMMARS,
+    },
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
     faults=(
         layouts.FAULTS,
         faults.ROUTING,
+        faults.MODEL,
         faults.EXPERTS,
         movement.RUNS,
         activation_faults.FAULTS,
         faults.LAYER,
         pipeline_faults.FAULTS,
         block_layer_faults.FAULTS,
+        sum_faults.FAULTS,
     ),
-    goldens=(*cases.GOLDENS, *activation_cases.GOLDENS, *pipeline_cases.GOLDENS, *block_layer_cases.GOLDENS),
+    goldens=(
+        *cases.GOLDENS,
+        *activation_cases.GOLDENS,
+        *pipeline_cases.GOLDENS,
+        *block_layer_cases.GOLDENS,
+        *sum_cases.GOLDENS,
+    ),
 )

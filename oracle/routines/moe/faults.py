@@ -20,7 +20,7 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import bf16_of, halves_swapped, itself, option, through_bf16
+from oracle.routines.ideas import bf16_of, halves_swapped, itself, option, rolled, squared, through_bf16
 from oracle.routines.moe.contract import (
     STEPS,
     MoeFp8,
@@ -31,12 +31,14 @@ from oracle.routines.moe.contract import (
     steps_of,
     tokens_of,
 )
+from oracle.routines.moe.model_routers import GemmaRouting, PhiRouting
 from oracle.routines.traits import of_class
 from oracle.truth import layout, routing
 from oracle.truth.moe import activated, quantised, stored, weighted_input
 from oracle.truth.routing import Scoring, sigmoid
 from oracle.verdict.sets import rounded_to
 
+MINE = "no public thread: "
 ON_INPUT = "apply_router_weight_on_input"
 Inputs = dict[str, Tensor]
 
@@ -147,7 +149,10 @@ def _routed(
         scored = change(routing.scores(logits(call), form, bias))
         ids = routing.best_experts(scored.choice, form, biased=biased and bias is not None)
         of = scored.score if score is None else score(call)
-        weights = rounded_to(routing.weights_of(of, ids, form), outputs["topk_weights"].dtype)
+        assert isinstance(call.contract, Routing)
+        factor = call.contract.factor(call.inputs, ids)
+        weights = routing.weights_of(of, ids, form) * (1.0 if factor is None else factor)
+        weights = rounded_to(weights, outputs["topk_weights"].dtype)
         return _written(call, outputs, weights, ids)
 
     return write
@@ -452,6 +457,84 @@ fault(
     write=_routed(lambda scored: replace(scored, score=scored.score**2)),
     needs=need(lambda call: router(call).scoring is Scoring.SOFTPLUS, "scores are of another function"),
 )
+
+MODEL = Faults(of_class(GemmaRouting, PhiRouting))
+fault = MODEL.declare
+GEMMA, PHI = of_class(GemmaRouting), of_class(PhiRouting)
+fault(
+    "router of a model: {}",
+    VALUE,
+    on=GEMMA,
+    over=(
+        way("factor of an expert left out", ones, seen="sglang 26052"),
+        way("factor of the next expert", rolled(-1), seen="flashinfer 3547", family=INDEX),
+        way("factor applied twice", squared, seen="unsloth PR 6978"),
+    ),
+    read=lambda change: entry("per_expert_scale", lambda scale: change(scale)),
+    same_if="the factors are 1, or equal",
+)
+fault(
+    "router of a model: {}",
+    ARITHMETIC,
+    on=PHI,
+    over=(
+        way("softmax over all experts", lambda x: torch.softmax(x.double(), dim=1), seen=MINE + "no threshold"),
+        way("a threshold of one jitter", lambda x: _within(x, 0.01), seen=MINE + "a factor lost"),
+        way(
+            "logits that are not divided by their size",
+            lambda x: _within(x * 1.0, 0.02, absolute=True),
+            seen=MINE + "an absolute distance",
+        ),
+    ),
+    write=lambda change: (
+        lambda call, outputs: (
+            outputs
+            | {
+                "topk_weights": torch.cat(
+                    [
+                        change(call.inputs["gating_output"])
+                        .gather(1, outputs["topk_ids"][:, :1].long())
+                        .to(torch.float32),
+                        outputs["topk_weights"][:, 1:],
+                    ],
+                    dim=1,
+                )
+            }
+        )
+    ),
+    same_if="no other logit is close",
+    admissible_if="the shares lie within their roundings",
+)
+fault(
+    "router of a model: {}",
+    INDEX,
+    on=PHI,
+    over=(
+        way(
+            "second expert with the first one's weight",
+            ("topk_weights", lambda w: w[:, :1].expand(w.shape).contiguous()),
+            seen=MINE + "one column written twice",
+        ),
+        way("experts exchanged", ("topk_ids", lambda ids: ids.flip(1)), seen="flashinfer PR 4639"),
+        way(
+            "the first expert twice",
+            ("topk_ids", lambda ids: ids[:, :1].expand(ids.shape).contiguous()),
+            seen=MINE + "no mask of the first",
+        ),
+        way("rows of the next token", ("topk_ids", rolled(-1)), seen="flashinfer 3547"),
+    ),
+    write=lambda change: entry(change[0], lambda x: change[1](x)),
+    same_if="both are equal",
+)
+
+
+def _within(x: Tensor, share: float, *, absolute: bool = False) -> Tensor:
+    """The share of each logit among those within a distance of the largest."""
+    v = x.double()
+    m = v.amax(dim=1, keepdim=True)
+    size = torch.ones_like(v) if absolute else torch.maximum(v.abs(), m)
+    terms = torch.where((m - v) / size <= share, torch.exp(v - m), 0.0)
+    return terms / terms.sum(dim=1, keepdim=True)
 
 
 # --- the expert layer ---------------------------------------------------------------------------------------

@@ -143,15 +143,21 @@ def outcome(
         open_[token] |= gone
         low[slot, token], high[slot, token] = (torch.where(gone[:, None], 0.0, end) for end in (left, right))
     if combine.addition is moe.Addition.FLOAT32:
-        n = tokens.ids.shape[1] + 2
-        slack = n * U / (1 - n * U) * (1 + 2.0**-20) * torch.maximum(low.abs(), high.abs()).sum(dim=0) + n * ETA
-        span = Span(low.sum(dim=0) - slack, high.sum(dim=0) + slack)
+        span = float32_sum(Span(low, high))
     else:
         both = Span(low, high)
         span = any_order(both, steps.store) if combine.addition is moe.Addition.ANY else in_order(both, steps.store)
         open_ |= ~(torch.isfinite(span.low) & torch.isfinite(span.high)).all(dim=1)
     basis = parts.basis if steps.combine is moe.Combine.STORED else f"{parts.basis}, combine {steps.combine.name}"
     return Outcome(span, open_[:, None].expand(shape), basis, parts.flips, parts.intermediates)
+
+
+def float32_sum(terms: Span) -> Span:
+    """Bounds of the sum of ``k`` terms, float64 ``[k, T, H]``, in float32 and any order, each term a product, and
+    the sum scaled, or not: ``k + 2`` roundings at most in the way of each."""
+    n, size = len(terms.low) + 2, torch.maximum(terms.low.abs(), terms.high.abs()).sum(dim=0)
+    slack = n * U / (1 - n * U) * (1 + 2.0**-20) * size + n * ETA
+    return Span(terms.low.sum(dim=0) - slack, terms.high.sum(dim=0) + slack)
 
 
 def in_order(terms: Span, dtype: torch.dtype) -> Span:

@@ -148,6 +148,28 @@ def _nvfp4(case: Case) -> dict[str, Tensor]:
     return inputs
 
 
+def _allspark(case: Case) -> dict[str, Tensor]:
+    (dtype,), k, n = case.operand_dtypes, case["k"], case["n"]
+    low, high = (127, 130) if case.family == "exact" else (0, 256)
+    inputs = {
+        "a": _activations(case, dtype),
+        "b_qweight": _integers(case, "q", low, high, (k, n)).to(torch.uint8),
+        "b_scales": _scales(case, "s", (1, n), dtype),
+    }
+    if case.option("zeros") == "1":
+        inputs["b_qzeros"] = _integers(case, "z", *((-1, 2) if case.family == "exact" else (-60, 60)), (1, n)).to(dtype)
+    return inputs
+
+
+def _sequential(case: Case) -> dict[str, Tensor]:
+    """Words of eight columns, the first in the low nibble."""
+    (dtype,), k, n, g = case.operand_dtypes, case["k"], _whole(case["n"], 8), _groups(case)
+    low, high = (6, 11) if case.family == "exact" else (0, 16)
+    along = lambda name, rows: words(_integers(case, name, low, high, (n, rows)), 4).t().contiguous()  # noqa: E731
+    inputs = {"a": _activations(case, dtype), "b_q": along("q", k), "scales": _scales(case, "s", (g, n), dtype)}
+    return inputs | ({"qzeros": along("z", g)} if case.option("zeros") == "1" else {})
+
+
 def _types(case: Case) -> dict[str, object]:
     return {"b_type": case.option("type") or "uint4b8"}
 
@@ -345,6 +367,11 @@ PRODUCTS: Mapping[str, Grammar] = {
         options={"type": NAMED, "zeros": ("float",), "bias": ("1",), "order": ("1",)},
         schemes=("32", "16", "column"),
     ),
+    "allspark_w8a16_gemm": _grammar(_allspark, _dtypes, schemes=("column",), options={"zeros": ("1",)}),
+    "triton_w4a16_gemm": _grammar(
+        _sequential, lambda case: {"zp_bias": 7} if case.option("bias") == "7" else {},
+        domain="n % 8 == 0, k % 32 == 0", options={"zeros": ("1",), "bias": ("7",)},
+    ),
     "machete_mm": _grammar(
         _machete, _types, domain="k % 32 == 0",
         options={"type": ("uint4", "uint8", "uint8b128"), "scales": ("1",)},
@@ -357,6 +384,8 @@ PRODUCTS: Mapping[str, Grammar] = {
 }  # fmt: skip  # a table, one row a line
 GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **EXPERTS, **LAYOUTS}
 GOLDENS = (
+    "allspark_w8a16_gemm/bf16/column/m=2,n=4,k=32/zeros=1/family=randn/seed=7",
+    "triton_w4a16_gemm/bf16/32/m=2,n=8,k=64/zeros=1/family=randn/seed=7",
     "awq_dequantize/f16/column/m=1,n=8,k=2/family=randn/seed=7",
     "awq_gemm/f16/column/m=1,n=8,k=8/family=randn/seed=7",
     "gptq_gemm/f16/column/m=1,n=8,k=8/order=1/family=randn/seed=7",

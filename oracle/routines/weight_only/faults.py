@@ -29,6 +29,7 @@ from oracle.routines.weight_only.kernels import (
     MacheteMm,
     MarlinGemm,
     MmBf16Fp4,
+    TritonW4a16,
     Typed,
 )
 from oracle.truth.weight_only import Form, Weights
@@ -36,7 +37,7 @@ from oracle.verdict.sets import rounded_to
 
 PRODUCTS = of_class(WeightOnly)
 MULTIPLIED = PRODUCTS - of_class(AwqDequantize)
-ZEROED = of_class(Awq, GptqGemm) | takes("b_zeros") | takes("b_group_zeros")
+ZEROED = of_class(Awq, GptqGemm) | takes("b_zeros") | takes("b_group_zeros") | takes("b_qzeros") | of_class(TritonW4a16)
 FAULTS = Faults(PRODUCTS)
 fault = FAULTS.declare
 MINE = "no public thread: "

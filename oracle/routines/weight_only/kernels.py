@@ -385,3 +385,69 @@ class MmBf16Fp4(WeightOnly):
     def steps(self, inputs: Inputs, options: Options) -> tuple[Step, ...]:
         alpha = decode(inputs["alpha"]) if "alpha" in inputs else None
         return steps_of(options["out_dtype"] or torch.bfloat16, ("times", torch.float32, alpha))
+
+
+# --- AllSpark, Triton ---------------------------------------------------------------------------------------
+
+
+@register
+class AllsparkGemm(WeightOnly):
+    """``w = RN((q - 128 - z) * s)``, one scale a column; a zero point in T is a whole number. Partial sums of a cut K
+    may be stored in T and are then added in float32."""
+
+    name = "allspark_w8a16_gemm"
+    summary = "16-bit activations times 8-bit weights with a scale and a zero point of each column"
+    source = "vLLM 0.20.2 csrc/quantization/gptq_allspark/allspark_qgemm_w8a16.cu"
+    inputs = (
+        A,
+        TensorSpec("b_qweight", Kind.CODES, BYTES, ("K", "N"), "codes, 128 is 0"),
+        TensorSpec("b_scales", Kind.SCALES, HALVES, ("1", "N"), "of columns, in T"),
+        TensorSpec("b_qzeros", Kind.BIAS, HALVES, ("1", "N"), "taken off the codes, in T", optional=True),
+    )
+    shapes: ClassVar[dict[str, str]] = {"out": "[M, N]"}
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        for name in ("b_scales", "b_qzeros"):
+            if name in inputs and inputs[name].dtype != inputs["a"].dtype:
+                raise DtypeError(f"{name} is {inputs[name].dtype}, a is {inputs['a'].dtype}; pass one dtype")
+        if "b_qzeros" in inputs and bool(((z := decode(inputs["b_qzeros"])) != z.round()).any()):
+            raise InputError("b_qzeros holds a fraction; a zero point is a whole number")
+
+    def weights(self, inputs: Inputs, options: Options) -> Weights:
+        codes = inputs["b_qweight"].to(torch.float64) - 128
+        zero = decode(inputs["b_qzeros"]) if "b_qzeros" in inputs else None
+        return Weights(codes, decode(inputs["b_scales"]), zero, groups(codes.shape[0], 1))
+
+    def ways(self, inputs: Inputs, options: Options) -> list[Way]:
+        return [Way(), Way(roundings=1)]
+
+
+@register
+class TritonW4a16(WeightOnly):
+    """Column ``j`` of every eight lies in nibble ``j`` of a word. The zero point is that of ``qzeros``, packed alike,
+    or ``zp_bias`` for all."""
+
+    name = "triton_w4a16_gemm"
+    summary = "16-bit activations times words of 4-bit codes along N"
+    source = "vLLM 0.20.2 model_executor/kernels/linear/mixed_precision/triton_w4a16.py"
+    inputs = (
+        A,
+        TensorSpec("b_q", Kind.CODES, INT32, ("K", "C"), "eight codes of 4 bits a word along N, N = 8 C"),
+        TensorSpec("scales", Kind.SCALES, HALVES, ("G", "N"), "one for K / G rows of a column, in T"),
+        TensorSpec("qzeros", Kind.CODES, INT32, ("G", "C"), "zero points, in words as the codes are", optional=True),
+    )
+    options = (OptionSpec("zp_bias", 8, None, "zero point without qzeros"),)
+    shapes: ClassVar[dict[str, str]] = {"out": "[M, N]"}
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if inputs["scales"].dtype != inputs["a"].dtype:
+            raise DtypeError(f"scales is {inputs['scales'].dtype}, a is {inputs['a'].dtype}; pass one dtype")
+        if inputs["scales"].shape[1] != (n := 8 * inputs["b_q"].shape[1]):
+            raise ShapeError(f"scales has N={inputs['scales'].shape[1]}; the words of b_q have N={n}")
+        groups(inputs["b_q"].shape[0], inputs["scales"].shape[0])
+
+    def weights(self, inputs: Inputs, options: Options) -> Weights:
+        of_words = lambda x: fields(x.t().contiguous(), 4).t().to(torch.float64)  # noqa: E731
+        codes, scale = of_words(inputs["b_q"]), decode(inputs["scales"])
+        zero = of_words(inputs["qzeros"]) if "qzeros" in inputs else torch.full_like(scale, float(options["zp_bias"]))
+        return Weights(codes, scale, zero, groups(codes.shape[0], scale.shape[0]))

@@ -19,10 +19,12 @@ from tests.support.slow_oracle import (
     mx,
     mx_forms,
     mx_products,
+    newer,
     pipelines,
     places,
     products,
     quantisers,
+    sums,
     weight_only,
 )
 from tests.support.slow_oracle.numbers import Array, decode, divide, encode, multiply, rounded
@@ -246,6 +248,8 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
     **{name: lambda i, o, name=name: activations.activation(name, i, o) for name in activations.ROWS},
     **experts.ROUTINES,
+    **sums.ROUTINES,
+    **newer.ROUTINES,
     "remap_topk_to_local": lambda i, o: [i["expert_map"].codes[c] if c >= 0 else -1 for c in i["topk_ids"].codes],
     "scaled_int8_quant": int8.quantised,
     "per_token_quant_int8": lambda i, o: int8.grouped(i, i["x"].shape[1], "away", 1e-10),
