@@ -12,14 +12,17 @@ from oracle.routines.mx import (
     flashinfer,
     more_cases,
     more_faults,
+    norm_cases,
+    norm_faults,
+    norms,
     tokens,
     training,
 )
 
 FAMILY = RoutineFamily(
     name="mx",
-    contracts=(contract, columns, flashinfer, elements, training, tokens, experts, casts),
-    grammars={**cases.GRAMMARS, **more_cases.GRAMMARS},
-    faults=(faults.FAULTS, more_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *more_cases.GOLDENS),
+    contracts=(contract, columns, flashinfer, elements, training, tokens, experts, casts, norms),
+    grammars={**cases.GRAMMARS, **more_cases.GRAMMARS, **norm_cases.GRAMMARS},
+    faults=(faults.FAULTS, more_faults.FAULTS, norm_faults.FAULTS),
+    goldens=(*cases.GOLDENS, *more_cases.GOLDENS, *norm_cases.GOLDENS),
 )
