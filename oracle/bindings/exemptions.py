@@ -254,6 +254,10 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "trtllm_fp8_per_tensor_scale_routed_moe": "trtllm_fp8_per_tensor_scale_moe",
         "fp4_quantize": "nvfp4_quantize",
         "mm_fp8": "cutlass_scaled_mm",
+        "rms_norm": "rms_norm_scaled",
+        "rms_norm_add_residual": "rms_norm_add_residual_scaled",
+        "trtllm_allreduce_fusion": "allreduce_fusion",
+        "trtllm_mnnvl_fused_allreduce_add_rmsnorm_quant": "allreduce_fusion",  # whose squares are rounded to T first
         "block_scale_interleave": "swizzle_scale",
         "nvfp4_block_scale_interleave": "swizzle_scale",
         "mxfp4_dequantize_host": "mxfp4_dequantize",

@@ -900,6 +900,14 @@ FLASHINFER_CVT = like(
     "FlashInfer norm/kernels/rmsnorm.py (CuTe DSL), pos_enc.cuh: converted as is",
     nan_code=NanCode.NAN,
 )
+FLASHINFER_TOKEN = like(
+    VLLM_TOKEN,
+    "flashinfer_token",
+    "FlashInfer include/flashinfer/comm/trtllm_allreduce_fusion.cuh dynamic_token_fp8_scale (0.6.18.post1)",
+    approximate=True,
+    nan_code=NanCode.NEGATIVE_MAX,
+    takes_scale_ub=False,
+)
 
 
 def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:

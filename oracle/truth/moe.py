@@ -114,6 +114,7 @@ class Steps:
     recipe : quantiser of the intermediate; one with a given scale, or of tokens or 1x128 groups.
     limit : clamp of gate and up, or as the formula has it; None for none.
     combine : weights, store and sum of the experts' outputs.
+    weighted : the weight multiplies the activation in float32 before it is quantised, and not the output.
     """
 
     store: torch.dtype = torch.bfloat16
@@ -124,6 +125,7 @@ class Steps:
     recipe: Recipe = VLLM_GROUP
     limit: float | None = None
     combine: Combine = Combine.STORED
+    weighted: bool = False
 
 
 @dataclass(frozen=True)
@@ -243,10 +245,10 @@ class Tokens:
         codes, scale = (self.codes, self.scale) if self.each is None else self.each[expert]
         return take_rows(codes, token), scale if scale.shape[0] == 1 else scale.index_select(0, token)
 
-    def output_weights(self) -> Tensor:
-        """What multiplies an expert's output, float64 ``[T, k]``."""
+    def output_weights(self, steps: Steps) -> Tensor:
+        """What multiplies an expert's output by these steps, float64 ``[T, k]``."""
         w = decode(self.weights)
-        return torch.ones_like(w) if self.on_input else w
+        return torch.ones_like(w) if self.on_input or steps.weighted else w
 
 
 @dataclass(frozen=True)
@@ -277,14 +279,17 @@ def layer(tokens: Tokens, experts: Experts, steps: Steps, change: Change = uncha
     ``activated``, ``quantised`` (codes and scale) and ``term`` (weighted second products).
     """
     shape = (tokens.codes.shape[0], experts.w2.shape[1])
-    combine, weights = steps.combine.value, tokens.output_weights()
+    combine, weights = steps.combine.value, tokens.output_weights(steps)
     slots = torch.zeros((tokens.ids.shape[1], *shape), dtype=torch.float64, device=tokens.codes.device)
     if combine.weight:
         weights = nearest(weights, of_dtype(steps.store))
     for expert, token, slot in tokens.slots(experts):
         h = stored(experts.product("w13", expert, *tokens.rows(token, expert)), steps.first or steps.store)
         first = change("first", Rows(expert, token, slot, read_back(h, steps)))
-        act = change("activated", replace(first, value=activated(first.value, experts.steps(expert, steps))))
+        value = activated(first.value, experts.steps(expert, steps))
+        if steps.weighted:
+            value = nearest(value * decode(tokens.weights)[token, slot, None], FP32)
+        act = change("activated", replace(first, value=value))
         codes, scale = quantised(act.value, experts, steps, expert)
         quantized = change("quantised", replace(act, value=codes, scale=scale))
         assert quantized.scale is not None

@@ -7,7 +7,7 @@ Source: derived in :mod:`oracle.routines.data` and, for the family ``range``, in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -125,6 +125,10 @@ def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-
     return listed
 
 
+ADDING = "fused_add", "allreduce", "rms_norm_add"
+"""Norms whose residual is always given."""
+
+
 def _norm(case: Case) -> dict[str, Tensor]:
     """Rows of ``range`` have a binade each, from beside the overflow of a square to far below epsilon."""
     (dtype,), m, h = case.operand_dtypes, case["m"], case["h"]
@@ -137,18 +141,35 @@ def _norm(case: Case) -> dict[str, Tensor]:
     x = rows("x")
     weight = data.normal(case.label("weight"), (h,), dtype=dtype)
     inputs = {"x": x, "weight": weight}
-    if case.contract.startswith("fused_add") or case.option("residual") == "1":
+    if case.contract.startswith(ADDING) or case.option("residual") == "1":
         small = case.family in ("heavy", "range")  # beside which a normal residual would hide x
         inputs["residual"] = rows("residual") if small else data.normal(case.label("residual"), (m, h), dtype=dtype)
     if case.granularity[0] == "tensor":
         inputs["scale"] = given_scale(case, "scale")
+    for name in ("in_scale", "out_scale"):
+        if name.removesuffix("_scale") in (case.option("factors") or ""):
+            factor = 0.37 if name == "in_scale" else 61.5
+            inputs[name] = torch.tensor([factor], dtype=torch.float32, device="cpu")
     if (bound := case.option("ub")) is not None:
         inputs["scale_ub"] = torch.tensor([float(bound)], dtype=torch.float32, device="cpu")
     return inputs
 
 
+def _without(build: Callable[[Case], dict[str, Tensor]], *names: str) -> Callable[[Case], dict[str, Tensor]]:
+    return lambda case: {name: x for name, x in build(case).items() if name not in names}
+
+
+def _layer_norm(case: Case) -> dict[str, Tensor]:
+    """The rows of an RMS norm with a mean of their own, float32 gamma and beta."""
+    inputs, h = _norm(case), case["h"]
+    parameters = {name: data.normal(case.label(name), (h,), dtype=torch.float32) for name in ("gamma", "beta")}
+    return {"x": inputs["x"], **parameters, "scale": inputs["scale"]}
+
+
 def _norm_options(case: Case) -> dict[str, object]:
     epsilon = {"epsilon": float(case.option("epsilon") or 1e-6), **_rounding(case)}
+    if (bias := case.option("bias")) is not None:
+        epsilon |= {"weight_bias": float(bias)}
     if case.granularity[0] != "1x128":
         return epsilon
     group = case.option("group")
@@ -272,6 +293,26 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"residual": ("1",), "ub": ("5",), "group": ("64",), "columns": ("1",), **_EPSILON}, listed=_NORMS,
         domain="h % 128 == 0",
     ),
+    "allreduce_fusion": Grammar(
+        ("m", "h"), _WIDE, ("tensor",), _FAMILIES, _norm, _norm_options, {"bias": ("1",), **_EPSILON}, listed=_NORMS,
+    ),
+    "allreduce_fusion_dynamic": Grammar(
+        ("m", "h"), _WIDE, ("token",), _FAMILIES, _norm, _norm_options, {"bias": ("1",), **_EPSILON}, listed=_NORMS,
+    ),
+    "rms_norm_scaled": Grammar(
+        ("m", "h"), _WIDE, ("tensor",), _FAMILIES, _without(_norm, "scale"), _norm_options,
+        {"factors": ("in", "out"), **_EPSILON}, listed=_NORMS,
+    ),
+    "rms_norm_add_residual_scaled": Grammar(
+        ("m", "h"), _WIDE, ("tensor",), _FAMILIES, _without(_norm, "scale"), _norm_options,
+        {"factors": ("out",), **_EPSILON}, listed=_NORMS,
+    ),
+    "fused_rmsnorm_silu": Grammar(
+        ("m", "h"), _WIDE[:1], ("tensor",), _FAMILIES, _without(_norm, "scale"), _norm_options, _EPSILON, listed=_NORMS,
+    ),
+    "layernorm_quant": Grammar(
+        ("m", "h"), _WIDE[:1], ("tensor",), _FAMILIES, _layer_norm, _norm_options, _EPSILON, listed=_NORMS,
+    ),
     "per_token_group_quant_fp8_masked": Grammar(
         ("e", "t", "k"), _WIDE, ("1x128",), _FAMILIES, _plain, _plain_options,
         {"group": ("16", "32", "64", "256"), "ue8m0": ("1",), "eps": ("1e-4",)},
@@ -314,6 +355,10 @@ GOLDENS = (
     *(f"{name}/bf16-e4m3/tensor/m=3,h=96/family={f}/seed=7"
       for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
                    "fused_add_rmsnorm_quant") for f in ("randn", "special")),
+    *(f"{name}/bf16-e4m3/{scheme}/m=3,h=96/{o}family=special/seed=7" for name, scheme, o in (
+        ("allreduce_fusion", "tensor", "bias=1/"), ("allreduce_fusion_dynamic", "token", ""),
+        ("rms_norm_scaled", "tensor", "factors=in/"), ("rms_norm_add_residual_scaled", "tensor", "factors=out/"),
+        ("fused_rmsnorm_silu", "tensor", ""), ("layernorm_quant", "tensor", ""))),
     "rms_norm_static_fp8_quant/bf16-e4m3/tensor/m=3,h=96/rounding=product/family=randn/seed=7",
     "fused_add_rms_norm_static_fp8_quant/bf16-e4m3/tensor/m=3,h=96/rounding=product/family=special/seed=7",
     *(f"rms_norm_dynamic_per_token_quant/bf16-e4m3/token/m=3,h=96/{o}family={f}/seed=7"

@@ -240,7 +240,7 @@ class FusedContract(Contract):
         rows, shape = self.rows(call.inputs), self.shape(call.inputs)
         recipe = self.declared(call.inputs, call.resolved)[0]
         if "scale" not in self.returns:
-            return {"q": matrix_of(outputs["q"], rows), "scale": call.inputs["scale"].reshape(1)}
+            return {"q": matrix_of(outputs["q"], rows), "scale": self.given(call.inputs)["scale"].reshape(1)}
         scale = self.logical(outputs["scale"], grid(shape, recipe.block).scale_shape, call.resolved)
         return {"q": matrix_of(outputs["q"], rows), "scale": matrix_of(scale, rows)}
 

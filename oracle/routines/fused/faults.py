@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, both, entry, need, ones, way
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.fused.kernels import (
     BOUNDS_SCALE,
@@ -22,8 +22,10 @@ from oracle.routines.fused.kernels import (
     WORDS,
     FusedInvRopeFp8Quant,
     GatedContract,
+    NormContract,
     RopeQuantizeFp8,
 )
+from oracle.routines.fused.norms import LayernormQuant
 from oracle.routines.ideas import halves_swapped, option, through_bf16
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import FAST_MATH, QUANTISER_INSIDE, Amax
@@ -375,13 +377,16 @@ def _normed(
     later: bool = False,
 ) -> Tensor:
     """The norm with another root of the mean square, weight, centre or place of the residual, in the value's dtype."""
-    x, w = decode(call.inputs["x"]), decode(call.inputs["weight"])
+    x, w = decode(call.inputs["x"]), decode(call.inputs["weight"]) + float(str(call.resolved.get("weight_bias", 0.0)))
     beside = decode(call.inputs["residual"]) if "residual" in call.inputs else torch.zeros_like(x)
     z = x if later else x + beside
     if centre:
         z = z - z.mean(dim=1, keepdim=True)
     fmt = of_dtype(value.dtype)
-    values = nearest(nearest(z * (_root(call, z) if root is None else root(call, z)), fmt) * weight(w), fmt)
+    values = nearest(z * (_root(call, z) if root is None else root(call, z)), fmt) * weight(w)
+    contract = call.contract
+    assert isinstance(contract, NormContract)
+    values = nearest(contract.finished(values, values, values, call.inputs)[2], fmt)
     return rounded_to(nearest(values + beside, fmt) if later else values, value.dtype)
 
 
@@ -606,8 +611,15 @@ fault(
     options=option(rounding="none"),
     same_if="all products are values of the dtype",
 )
-stepwise = need(lambda call: call.resolved.get("rounding", "each") == "each", "the norm is not rounded by itself")
-once = need(lambda call: call.resolved.get("rounding") == "product", "the norm is rounded by itself")
+
+
+def _rounding(call: Call) -> object:
+    """Which roundings come after a norm."""
+    return call.resolved.get("rounding", getattr(call.contract, "rounding", "each"))
+
+
+stepwise = need(lambda call: _rounding(call) == "each", "the norm is not rounded by itself")
+once = need(lambda call: _rounding(call) == "product", "the norm is rounded by itself")
 fault(
     "norm not rounded before its product with the weight",
     CAST,
@@ -621,7 +633,7 @@ fault(
     "norm rounded before its product with the weight",
     CAST,
     seen="vLLM PR 37838, later static norms",
-    on=STEPWISE & takes("rounding"),
+    on=STEPWISE,
     needs=both(once, narrow),
     options=option(rounding="each"),
     same_if="all norms are values of the dtype",
@@ -644,6 +656,142 @@ fault(
     options=option(rounding="each"),
     same_if="all products are values of the dtype",
 )
+
+
+def _has(name: str) -> WhyNot:
+    return need(lambda call: name in call.inputs, f"no {name} is given")
+
+
+fault(
+    "bias of the weight left out",
+    VALUE,
+    on=NORMED & takes("weight_bias"),
+    seen=MINE + "an argument not passed on",
+    needs=need(lambda call: float(str(call.resolved["weight_bias"])) != 0.0, "it is 0"),
+    options=option(weight_bias=0.0),
+)
+fault(
+    "{}",
+    VALUE,
+    over=tuple(
+        way(
+            f"{name} left out",
+            name,
+            seen=MINE + "an argument not passed on",
+            on=NORMED & takes(name),
+            needs=_has(name),
+            same_if="it is 1",
+        )
+        for name in ("in_scale", "out_scale")
+    ),
+    read=lambda name: lambda inputs: {key: x for key, x in inputs.items() if key != name},
+)
+fault(
+    "out_scale divides",
+    VALUE,
+    on=NORMED & takes("out_scale"),
+    seen="xpu-kernels PR 475",
+    needs=need(lambda call: "out_scale" in call.inputs, "no out_scale is given"),
+    read=entry("out_scale", lambda scale: 1 / scale),
+    same_if="it is 1",
+)
+fault(
+    "norm returned is the sum",
+    MOVEMENT,
+    on=NORMED & returns("norm"),
+    seen=MINE + "the wrong buffer",
+    write=lambda outputs: outputs | {"norm": outputs["residual"]},
+    same_if="the norm of a row is the row",
+)
+fault(
+    "root of the rounded sum where that of the float32 one is promised",
+    CAST,
+    on=NORMED & Trait("takes the root of another sum", lambda contract: "rms_norm_add" in contract.name),
+    seen=MINE + "both passes over what was stored",
+    needs=narrow,
+    store=lambda call, value: _normed(
+        call, value, root=lambda call, z: _root(call, rounded_to(z, call.inputs["x"].dtype).double())
+    ),
+    same_if="all sums are values of the dtype",
+    admissible_if="the mean square of rounded sums is close to that of the sums",
+)
+
+
+# --- the value: LayerNorm -----------------------------------------------------------------------------------
+
+LAYER_NORM = Faults(of_class(LayernormQuant))
+fault = LAYER_NORM.declare
+
+
+def _layer_norm(
+    call: Call, value: Tensor, *, centre: bool = True, width: int = 0, epsilon: float | None = None, beta: bool = True
+) -> Tensor:
+    x, gamma = decode(call.inputs["x"]), decode(call.inputs["gamma"])
+    deviations = x - x.mean(dim=1, keepdim=True)
+    centred = deviations if centre else x
+    total = centred.square().sum(dim=1, keepdim=True) / (x.shape[1] + width)
+    added = float(str(call.resolved["epsilon"])) if epsilon is None else epsilon
+    values = centred * (total + added).clamp(min=1e-300).rsqrt() * gamma
+    return rounded_to(values + decode(call.inputs["beta"]) if beta else values, value.dtype)
+
+
+fault(
+    "{}",
+    ARITHMETIC,
+    over=(
+        way("mean not subtracted", {"centre": False}, seen=MINE + "RMS norm for LayerNorm", same_if="all means are 0"),
+        way(
+            "variance over H - 1",
+            {"width": -1},
+            seen=MINE + "torch.var without correction=0",
+            needs=need(lambda call: call.inputs["x"].shape[1] > 1, "H is 1"),
+            admissible_if="H is large",
+        ),
+        way(
+            "epsilon left out of LayerNorm",
+            {"epsilon": 0.0},
+            seen=MINE + "an argument not passed on",
+            same_if="the variance is far above epsilon",
+            admissible_if="the variance is far above epsilon",
+        ),
+        way("beta left out", {"beta": False}, seen=MINE + "an optional argument", same_if="all beta are 0"),
+    ),
+    store=lambda change: lambda call, value: _layer_norm(call, value, **change),
+)
+fault(
+    "{}",
+    VALUE,
+    over=tuple(
+        way(f"{word} of {name}", (name, change), seen=MINE + text, same_if=f"all {name} are equal")
+        for name in ("gamma", "beta")
+        for word, change, text in (
+            ("next column", lambda x: x.roll(-1), "a vector load one off"),
+            ("bfloat16 image", lambda x: through_bf16(x).to(x.dtype), "parameters in the dtype of x"),
+        )
+    ),
+    read=lambda change: entry(*change),
+    admissible_if="it moves few codes",
+)
+fault(
+    "NaN of the value clamped to the largest code",
+    VALUE,
+    seen="FlashInfer 0.6.18.post1 norm.cuh generalLayerNorm: a clamp of bfloat16 values drops NaN",
+    write=lambda outputs: outputs | {"q": _no_nan(outputs["q"])},
+    needs=need(lambda call: not bool(torch.isfinite(call.inputs["x"]).all()), "no row is NaN"),
+)
+fault(
+    "epsilon 1e-5 whatever LayerNorm was asked for",
+    ARITHMETIC,
+    seen="FlashInfer norm.cuh, a default of 1e-5",
+    options=option(epsilon=1e-5),
+    needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"),
+    same_if=LARGE,
+)
+
+
+def _no_nan(codes: Tensor) -> Tensor:
+    raw = codes.view(torch.uint8)
+    return torch.where(raw & 0x7F == 0x7F, 0x7E, raw).to(torch.uint8).view(codes.dtype)
 
 
 # --- the value: a rotary embedding --------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oracle.bounds import rotary
 from oracle.bounds.interval import Admissible
-from oracle.bounds.norm import FLUSHED, U, reciprocal_norm
+from oracle.bounds.norm import FLUSHED, Norm, U, reciprocal_norm
 from oracle.errors import DtypeError, LayoutError, OptionError, ShapeError
 from oracle.numbers import cuda_math, mufu, recipes
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
@@ -311,19 +311,34 @@ class NormContract(FusedContract):
     def value(self, inputs: Inputs, options: Options) -> Value:
         z, w, epsilon = self.steps(inputs, options)
         held, first = self.held(inputs, options)
-        norm, last, rounding = reciprocal_norm(z, epsilon), of_dtype(held), options.get("rounding", self.rounding)
-        flushed = 2 * FLUSHED if rounding == "none" else 0.0  # fast math takes a subnormal term, or the sum, as 0
-        ends = [e * r for e in (z - flushed, z + flushed) for r in (norm.low, norm.high)]
-        low, high = torch.stack(ends).amin(dim=0), torch.stack(ends).amax(dim=0)
-        # one rounding to float32, or none where a kernel rounds the product to T at once
-        low, high = (nearest(e * (1 + s * 2 * U), first) for e, s in ((low, -low.sign()), (high, high.sign())))
-        ends = [low * w, high * w]
-        low, high = torch.minimum(*ends), torch.maximum(*ends)
-        expected = nearest(f32(nearest(f32(z * f32(norm.exact)), first) * w), last)
-        low, high = (nearest(f32(end), last) for end in (low, high))
+        norm = reciprocal_norm(self.squared(inputs, z), epsilon)
+        flushed = 2 * FLUSHED if options.get("rounding", self.rounding) == "none" else 0.0  # by fast math
+        low, high, expected = self.finished(*normed(z, w, norm, first, flushed=flushed), inputs)
+        low, high, expected = (nearest(f32(end), of_dtype(held)) for end in (low, high, expected))
         low, high = torch.fmin(low, expected), torch.fmax(high, expected)
-        unknown = norm.open.expand(z.shape)
-        return Value(Admissible(low, high, expected, open=unknown), held)
+        return Value(Admissible(low, high, expected, open=norm.open.expand(z.shape)), held)
+
+    def squared(self, inputs: Inputs, z: Tensor) -> Tensor:
+        """What the mean square is of, float64 ``[M, H]``; by default what is normed, ``z`` ``[M, H]``."""
+        return z
+
+    def finished(self, low: Tensor, high: Tensor, due: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """What becomes of the norm times its weight before it is quantised: the ends ``low`` and ``high`` and what is
+        ``due``, float64 ``[M, H]``; by default nothing."""
+        return low, high, due
+
+
+def normed(z: Tensor, w: Tensor, norm: Norm, first: Format, *, flushed: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """The least, the largest and the usual value of ``(z r) w``, float64 ``[M, H]``, of float64 ``z [M, H]``, ``w [H]``
+    and the bounds of ``r``; ``z r`` is rounded to the format ``first``. What lies below ``flushed`` may be taken as 0.
+    NaN stays. Source: derived in :mod:`oracle.bounds.norm`.
+    """
+    ends = [e * r for e in (z - flushed, z + flushed) for r in (norm.low, norm.high)]
+    low, high = torch.stack(ends).amin(dim=0), torch.stack(ends).amax(dim=0)
+    # one rounding to float32, or none where a kernel rounds the product to T at once
+    low, high = (nearest(e * (1 + s * 2 * U), first) for e, s in ((low, -low.sign()), (high, high.sign())))
+    ends = [low * w, high * w]
+    return torch.minimum(*ends), torch.maximum(*ends), f32(nearest(f32(z * f32(norm.exact)), first) * w)
 
 
 class _Static(NormContract):

@@ -70,7 +70,6 @@ class BlockPipeline(Pipeline):
     factored : products have factors and, for NVFP4, global scales.
     affine : biases and the parameters of an activation may be given for each expert.
     given : the input arrives as codes with scales, in the format of the recipe.
-    dispatched : the production layer has it.
     """
 
     weights: Sharing = Sharing.GROUP
@@ -78,7 +77,6 @@ class BlockPipeline(Pipeline):
     factored: bool = False
     affine: bool = False
     given: bool = False
-    dispatched: bool = True
 
     @property
     def recipe(self) -> Recipe:
@@ -153,6 +151,12 @@ ROWS = (
             ("nvfp4", "NVFP4 codes and weights", _NVFP4, NVF4),
             ("mxfp8_mxfp4", "MXFP8 codes and MXFP4 weights", _MXFP8, MXF),
         )
+    ),
+    BlockPipeline(
+        name="fp8_fp4_mega_moe", summary="DeepGEMM's kernel of a layer on sm100, one rank, codes and scales given",
+        source="DeepGEMM sm100_fp8_fp4_mega_moe.cuh (sgl-deep-gemm 0.1.4.post1)", quantise=_MXFP8, numerics=MXF,
+        steps=Steps(activation=Activation.NONE, recipe=recipes.DEEPGEMM_DEVICE_1X32_UE8M0, weighted=True), given=True,
+        dispatched=False,
     ),
 )  # fmt: skip  # a table, one row a line
 """Every layer in blocks, in the order of the libraries."""

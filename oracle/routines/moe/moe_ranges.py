@@ -107,7 +107,10 @@ def shares(
             lost = lost | unknown[token]
         if steps.hidden is not None:
             h = _read_back(h, steps.hidden, of_dtype(first))
-        act, burst = _finite(_multiplied(act_span(h, experts.steps(expert, steps)), experts.multiplier, fmt))
+        value = act_span(h, experts.steps(expert, steps))
+        if steps.weighted:
+            value = _weighted(value, decode(tokens.weights)[token, slot, None])
+        act, burst = _finite(_multiplied(value, experts.multiplier, fmt))
         given = None if experts.globals is None else experts.globals[1][expert]
         codes, flipped = code_boxes(act, steps.recipe, fmt, experts.intermediate_scale, global_scale=given)
         interval = boxed_range(codes, experts, "w2", expert, acc)
@@ -122,7 +125,7 @@ def outcome(
 ) -> Outcome:
     """The interval of a layer's output by ``steps.combine``; with ``weights [T, k]`` the weights lie between bounds."""
     combine, fmt = steps.combine.value, of_dtype(steps.store)
-    weights = weights or Span(*(tokens.output_weights(),) * 2)
+    weights = weights or Span(*(tokens.output_weights(steps),) * 2)
     if combine.weight:
         weights = Span(moe.nearest(weights.low, fmt), moe.nearest(weights.high, fmt))
     shape = (tokens.codes.shape[0], experts.w2.shape[1])
@@ -280,6 +283,14 @@ def gated_span(gate: Span, up: Span | None, steps: moe.Steps) -> Span:
         stored = steps.limit is None or float(moe.nearest(up.low.new_tensor(steps.limit), fmt)) == steps.limit
         s = product_span(s, up_span(up, formula), exact=each and stored and is_exact(formula))
     return Span(moe.nearest(s.low, into), moe.nearest(s.high, into))
+
+
+def _weighted(act: Span, weight: Tensor) -> Span:
+    """Bounds of the activation times its routing weight, wherever among its factors that is multiplied in float32."""
+    ends = act.low * weight, act.high * weight
+    low, high = torch.minimum(*ends), torch.maximum(*ends)
+    low, high = (end + s * (4 * U * end.abs() + 4 * ETA) for end, s in ((low, -1), (high, 1)))
+    return Span(moe.nearest(low, FP32), moe.nearest(high, FP32))
 
 
 def _multiplied(act: Span, multiplier: Tensor | None, fmt: Format) -> Span:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import decode, same_bits
+from oracle.numbers.rounding import f32
 from oracle.tensorcore.fused import fma32
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.predict import predict_product, store
@@ -64,12 +65,15 @@ def outputs(tokens: Tokens, experts: Experts, steps: Steps, first: Schedule, sec
         if first.why_not(left, out_dtype=dtype) is not None:
             return None
         h = predict_product(left, first, out_dtype=dtype)
-        codes, scale = quantised(decode(activated(read_back(h, steps), steps)), experts, steps)
+        act = decode(activated(read_back(h, steps), steps))
+        if steps.weighted:
+            act = f32(act * decode(tokens.weights)[token, slot, None])
+        codes, scale = quantised(act, experts, steps)
         right = experts.product("w2", expert, codes, scale)
         if second.why_not(right, out_dtype=torch.float32) is not None:
             return None
         sums[slot, token] = predict_product(right, second, out_dtype=torch.float32)
-    return Outputs(sums, tokens.output_weights().to(torch.float32).T)
+    return Outputs(sums, tokens.output_weights(steps).to(torch.float32).T)
 
 
 def activated(h: Tensor, steps: Steps) -> Tensor:

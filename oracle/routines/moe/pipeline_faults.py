@@ -114,6 +114,15 @@ def _swapped(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return inputs | {"w13": halves_swapped(-2)(inputs["w13"]), **scales}
 
 
+fault(
+    "experts: routing weight on the output, not on the intermediate",
+    ARITHMETIC,
+    on=of_rows("weights its intermediate", lambda row: row.steps.weighted),
+    seen="DeepGEMM mega layers beside layers that combine with weights",
+    recipe=lambda steps: replace(steps, weighted=False),
+    same_if="all weights are 1, or a float32 scale takes the weight up",
+    admissible_if="weights are powers of two, or a float32 scale takes them up",
+)
 fault("experts: gate and up exchanged", MOVEMENT, seen="sglang PR 11081", read=_swapped)
 fault(
     "experts: gate and up exchanged without their scales",

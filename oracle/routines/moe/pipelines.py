@@ -58,6 +58,7 @@ from oracle.numbers import recipes
 from oracle.numbers.formats import BF16, decode, of_dtype, same_bits
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
+from oracle.numbers.scaling import Block
 from oracle.routines.base import (
     E4M3,
     F32,
@@ -117,6 +118,8 @@ class Pipeline:
     apart : gate and up rows have scales of their own for each expert, and the activation leaves in units of the second
         input's scale.
     activations : other roundings of the activation that are admitted, where its kernel is closed.
+    halved : 64 columns of the intermediate share a scale, half of a block of the weights.
+    dispatched : the production layer has it.
     """
 
     name: str
@@ -134,6 +137,8 @@ class Pipeline:
     routed: bool = False
     apart: bool = False
     activations: tuple[Activation, ...] = ()
+    halved: bool = False
+    dispatched: bool = True
 
     @property
     def static(self) -> bool:
@@ -239,6 +244,22 @@ PIPELINES = (
         steps=Steps(first=torch.float32, activation=Activation.NONE, recipe=recipes.TORCH_STATIC),
         up_first=True, routed=True, apart=True,
     ),
+    # One kernel for the whole layer: the routing weight multiplies before the intermediate is quantised.
+    Pipeline(
+        name="mono_moe", summary="one kernel of a layer on sm90, routing apart: ids and weights are given",
+        source="FlashInfer csrc/fused_moe/monomoe/src moe_up_projection.cuh, moe_down_projection.cuh (0.6.18.post1)",
+        weights=Sharing.BLOCK, quantise=recipes.SGLANG_GROUP, ways=(Combine.FLOAT32,), numerics=PROMOTED,
+        steps=Steps(first=torch.float32, activation=Activation.NONE, weighted=True,
+                    recipe=recipes.SGLANG_GROUP.with_block(Block(1, 64))),
+        halved=True, dispatched=False,
+    ),
+    Pipeline(
+        name="fp8_mega_moe", summary="DeepGEMM's kernel of a whole layer on sm90, one rank, codes and scales given",
+        source="DeepGEMM sm90_fp8_mega_moe.cuh (sgl-deep-gemm 0.1.4.post1)", weights=Sharing.BLOCK, numerics=PROMOTED,
+        steps=Steps(first=torch.float32, activation=Activation.NONE, weighted=True,
+                    recipe=recipes.DEEPGEMM_DEVICE_1X32_UE8M0.with_block(Block(1, 64))),
+        halved=True, dispatched=False,
+    ),
 )  # fmt: skip  # a table, one row a line
 """Every pipeline, in the order of the libraries."""
 
@@ -251,6 +272,8 @@ def steps_by(pipeline: Pipeline, combine: Combine) -> Steps:
 # --- contracts ----------------------------------------------------------------------------------------------
 
 
+HALF = 64
+"""Columns that share a scale where it is half of a block."""
 WIDE = (torch.bfloat16,)
 INT4 = (torch.int8,)
 ONE = TensorSpec("x", Kind.VALUES, WIDE, ("T", "H"), "input")
@@ -537,10 +560,20 @@ class PipelineContract(Contract):
             quantised = quantize(x, row.quantise, scale=static_scale)
             scale = quantised.scale.reshape(1, 1) if quantised.scale.numel() == 1 else quantised.scale
             boxes, unknown = input_boxes(x, row.quantise, static_scale)
+            if row.halved:
+                scale = _halved(scale, x.shape[1])
+                ends = [(_halved(b.scale_low, x.shape[1]), _halved(b.scale_high, x.shape[1])) for b in boxes]
+                boxes = [replace(b, scale_low=e[0], scale_high=e[1]) for b, e in zip(boxes, ends, strict=True)]
             tokens = Tokens(quantised.codes, scale, route.ids, route.weights, on_input)
             return Parts(tokens, experts, lambda expert: boxes, unknown)
         codes = inputs["a"]
         scale = inputs.get("a_scale", codes.new_ones((1, 1), dtype=torch.float32))
+        if row.halved:  # no schedule promotes in blocks of 64: an interval
+            scale, values = _halved(scale, codes.shape[1]), decode(codes)
+            lost = ~torch.isfinite(values).all(dim=1)
+            known, units = values.masked_fill(lost[:, None], 0.0), decode(scale)
+            box = Box(known, known, units, units, of_dtype(codes.dtype))
+            return Parts(Tokens(codes, scale, route.ids, route.weights), experts, lambda expert: [box], lost)
         if not (row.apart and self.router(options).on_input):
             return Parts(Tokens(codes, scale, route.ids, route.weights), experts, None, None)
         # the routing weight multiplies the first product, as a scale of the token
@@ -567,6 +600,9 @@ class PipelineContract(Contract):
         alpha = (inputs["alpha1"], inputs["alpha2"]) if "alpha1" in inputs else None
         multiplier = inputs.get("prequant2", inputs.get("fc2_act_scale"))
         one = scale.new_ones(1) if row.multiplied or row.apart else None
+        if row.halved:
+            scales = _halved(scale, w13.shape[2]), _halved(inputs["w2_scale"], w2.shape[2])
+            return Experts(w13, scales[0], w2, scales[1], first=first, width=HALF)
         return Experts(w13, scale, w2, inputs["w2_scale"], inputs.get("a2_scale", one), first, multiplier, alpha)
 
     # --- verdicts -------------------------------------------------------------------------------------------
@@ -673,6 +709,11 @@ def _changed(call: Call, faults: tuple[Fault, ...], step: str, rows: Rows) -> Ro
     return changed
 
 
+def _halved(scale: Tensor, columns: int) -> Tensor:
+    """Scales ``[..., ceil(K / 128)]`` as one for each 64 columns."""
+    return scale.repeat_interleave(2, dim=-1)[..., : ceil_div(columns, HALF)]
+
+
 def _within(name: str, ids: Tensor, count: int) -> None:
     """Refuse ids from ``count`` on."""
     if int(ids.max()) >= count:
@@ -690,7 +731,8 @@ def described(row: Pipeline) -> str:
         "first": f"rounded to {word(first)}" + (f", then quantised by {steps.hidden.name}" if steps.hidden else ""),
         "activation": " or ".join((steps.activation, *row.activations)),
         "multiplied before the quantiser": "by a given value, rounded" if row.multiplied else "no",
-        "recipe": steps.recipe.name,
+        **({"weight": "multiplies the activation, in float32, and not the output"} if steps.weighted else {}),
+        "recipe": steps.recipe.name + (" of 64 columns" if row.halved else ""),
         **{f"combine {way.name}": _combined(way) for way in row.ways},
     }
     if row.routed:
@@ -737,6 +779,8 @@ def _registered(row: Pipeline) -> type[PipelineContract]:
             "inputs": inputs_of(row),
             "options": options_of(row),
             "numerics": row.numerics,
+            "dispatched": row.dispatched,
+            "production": PipelineContract.production if row.dispatched else "",
         },
     )
     register(contract)

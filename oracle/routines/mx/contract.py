@@ -351,8 +351,10 @@ class Mxfp4Quantize(BlockQuantiser):
     name = "mxfp4_quantize"
     summary = "MXFP4: blocks of 32, E2M1 codes two a byte, E8M0 scales"
     source = "FlashInfer mxfp4_quantize; torchao to_mx"
-    inputs = (TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
-    options = (LAYOUT, ROUNDING)
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("x", Kind.VALUES, WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),
+    )
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING)
     packed = True
 
     def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:

@@ -10,8 +10,11 @@ from oracle.routines.mx import (
     experts,
     faults,
     flashinfer,
+    fp4_norms,
     more_cases,
     more_faults,
+    norm_cases,
+    norm_faults,
     norms,
     tokens,
     training,
@@ -19,8 +22,8 @@ from oracle.routines.mx import (
 
 FAMILY = RoutineFamily(
     name="mx",
-    contracts=(contract, columns, flashinfer, norms, elements, training, tokens, experts, casts),
-    grammars={**cases.GRAMMARS, **more_cases.GRAMMARS},
-    faults=(faults.FAULTS, more_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *more_cases.GOLDENS),
+    contracts=(contract, columns, flashinfer, norms, elements, training, tokens, experts, casts, fp4_norms),
+    grammars={**cases.GRAMMARS, **more_cases.GRAMMARS, **norm_cases.GRAMMARS},
+    faults=(faults.FAULTS, more_faults.FAULTS, norm_faults.FAULTS),
+    goldens=(*cases.GOLDENS, *more_cases.GOLDENS, *norm_cases.GOLDENS),
 )

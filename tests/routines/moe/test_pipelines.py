@@ -23,6 +23,7 @@ from oracle.routines.mutants import run
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth import routing
+from oracle.truth.gemm import ScaledProduct
 from oracle.truth.moe import Addition, Combine, running_sum
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Status, Verdict
@@ -55,7 +56,15 @@ def codes(x: Tensor) -> Tensor:
     return x.clamp(-448, 448).to(E4M3)
 
 
-def requantised(x: Tensor, name: str, given: Tensor | None, variant: int) -> tuple[Tensor, Tensor]:
+def in_halves(product: ScaledProduct) -> Tensor:
+    """float32 ``[M, N]``: the sum of each 64 columns of K times its scales."""
+    a, b = (torch.split(decode(x).float(), 64, dim=1) for x in (product.a, product.b))
+    rows = product.b_scale.repeat_interleave(product.b_rows, dim=0)[: len(product.b)]
+    pairs = enumerate(zip(a, b, strict=True))
+    return sum((x @ w.T * product.a_scale[:, j, None] * rows[:, j] for j, (x, w) in pairs), torch.zeros(()))
+
+
+def requantised(x: Tensor, name: str, given: Tensor | None, variant: int, columns: int = 128) -> tuple[Tensor, Tensor]:
     """By the recipe's floor, in one of three orders of operations."""
     if given is not None:
         return codes(x * (1 / given) if variant == 1 else x / given), given.reshape(1, 1)
@@ -63,13 +72,16 @@ def requantised(x: Tensor, name: str, given: Tensor | None, variant: int) -> tup
         groups = x.bfloat16().reshape(x.shape[0], -1, 128)
         s = groups.abs().amax(dim=2, keepdim=True).clamp(min=1e-10) * torch.tensor(1 / 448).bfloat16()
         return codes((groups * (1 / s)).float()).reshape(x.shape), s.float().squeeze(2)
-    width = x.shape[1] if name in ("vllm_token",) else 128
+    width = x.shape[1] if name in ("vllm_token",) else columns
     groups = x.reshape(x.shape[0], -1, width)
     floor = {"deepep_1x128": 1e-4, "flashinfer_1x128": 0.0, "trtllm_gen_1x128": 0.0}.get(name, 1e-10)
     amax, top = groups.abs().amax(dim=2, keepdim=True), torch.tensor(448.0)
-    amax = amax if width != 128 else amax.clamp(min=floor)
+    amax = amax if name == "vllm_token" else amax.clamp(min=floor)
+    if name.startswith("deepgemm_device"):
+        s = torch.exp2(torch.ceil(torch.log2((amax * (1 / top)).double()))).float()
+        return codes(groups / s).reshape(x.shape), s.squeeze(2)
     s = (amax / top, amax * (1 / top), 1 / (top / amax))[variant]
-    if width != 128:
+    if name == "vllm_token":
         s = s.clamp(min=1 / (448.0 * 512.0))
     v = (groups / s, groups * (1 / s), groups / s)[variant]
     return codes(v).reshape(x.shape), s.squeeze(2)
@@ -83,12 +95,13 @@ def terms_of(case: cases.Case, inputs: Inputs, combine: Combine, variant: int) -
     parts = contract.parts(inputs, call.resolved, route)
     tokens, experts, steps = parts.tokens, parts.experts, row.steps
     schedule = get_schedule(row.numerics["sm90"][0])
-    way, weights = combine.value, tokens.output_weights().float()
+    way, weights = combine.value, tokens.output_weights(steps).float()
     weights = weights.bfloat16().float() if way.weight else weights
     slots = torch.zeros((tokens.ids.shape[1], *case.inputs()["a" if "a" in inputs else "x"].shape))
     for expert, token, slot in tokens.slots(experts):
         product = experts.product("w13", expert, *tokens.rows(token))
-        h = predict_product(product, schedule, out_dtype=steps.first or steps.store).float()
+        first = steps.first or steps.store
+        h = (in_halves(product) if row.halved else predict_product(product, schedule, out_dtype=first)).float()
         if steps.hidden is not None:
             q, s = requantised(h, steps.hidden.name, None, variant)
             h = q.float() * s.repeat_interleave(128, dim=1)
@@ -101,9 +114,12 @@ def terms_of(case: cases.Case, inputs: Inputs, combine: Combine, variant: int) -
         if experts.multiplier is not None:
             act = act * experts.multiplier.float()
             act = act if steps.activation.name == "NONE" else act.bfloat16().float()
-        made = requantised(act, steps.recipe.name, experts.intermediate_scale, variant)
+        act = act * tokens.weights[token, slot, None] if steps.weighted else act
+        made = requantised(act, steps.recipe.name, experts.intermediate_scale, variant, 64 if row.halved else 128)
         stored = torch.bfloat16 if way.stored else torch.float32
-        y = predict_product(experts.product("w2", expert, *made), schedule, out_dtype=stored).float()
+        product = experts.product("w2", expert, *made)
+        y = in_halves(product).to(stored) if row.halved else predict_product(product, schedule, out_dtype=stored)
+        y = y.float()
         term = y * weights[token, slot, None]
         slots[slot, token] = term.bfloat16().float() if way.term else term
     return slots
@@ -365,6 +381,6 @@ def test_a_row_costs_few_lines() -> None:
     """Every kind of scale and every way to combine is some row's; nothing is declared for no one."""
     assert {row.weights for row in PIPELINES} == set(Sharing)
     used = {way for row in PIPELINES for way in row.ways}
-    assert set(Combine) - used == {Combine.FLOAT32}, "kept in registers: moe_fp8 admits it"
+    assert set(Combine) == used
     with pytest.raises(OracleError, match="combine"):
         get("deep_gemm_moe").check(case_of("deep_gemm_moe").inputs(), {"combine": "ATOMIC"})

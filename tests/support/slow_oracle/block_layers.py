@@ -27,11 +27,13 @@ class Row:
     wide: bool = False
     narrow_weight: bool = False
     stored: bool = False
+    weighted: bool = False
 
 
 ROWS = {
     "cutlass_moe_fp4": Row("nvfp4", up_first=False, narrow_weight=True),
     "cutlass_moe_mxfp4": Row("mxfp4", up_first=False, narrow_weight=True),
+    "fp8_fp4_mega_moe": Row("mxfp8", up_first=False, stored=True, weighted=True),
     "cutlass_fused_moe_nvfp4": Row("nvfp4"),
     "cutlass_fused_moe_mxfp8_mxfp4": Row("mxfp8"),
     "cutlass_fused_moe_mxfp8": Row("mxfp8"),
@@ -152,7 +154,9 @@ def layer(name: str, inputs: Inputs, options: dict[str, object]) -> list[int]:
             half = len(h) // 2
             gate, up = (h[half:], h[:half]) if row.up_first else (h[:half], h[half:])
             own = inputs["gates"].rows()[expert] if "gates" in inputs else None
-            act = [activation(g, u, own, held) for g, u in zip(gate, up, strict=True)]
+            act = [activation(g, u, own, F32 if row.weighted else held) for g, u in zip(gate, up, strict=True)]
+            act = [number(v * weight, F32) for v in act] if row.weighted else act
+            weight = Fraction(1) if row.weighted else weight
             y = product(quantised(act, row.rows, g2), inputs, "w2", expert, row.rows)
             if row.narrow_weight:
                 terms = [number(number(weight, BF16) * number(v, BF16), BF16) for v in y]

@@ -275,7 +275,9 @@ def row_factor(values: list[Value], epsilon: Fraction) -> Value:
     return root_inverse(total / len(values) + epsilon)
 
 
-def norm(i: Inputs, o: Options, *, sum_in_dtype: bool, rounding: str) -> tuple[Array, list[int]]:
+def norm(
+    i: Inputs, o: Options, *, sum_in_dtype: bool, rounding: str, root_of_sum: bool = False, silu: bool = False
+) -> tuple[Array, list[int]]:
     """The value that is quantised, and the sum in the dtype of ``x``."""
     dtype = i["x"].dtype
     rounding = str(o.get("rounding", rounding))
@@ -283,15 +285,26 @@ def norm(i: Inputs, o: Options, *, sum_in_dtype: bool, rounding: str) -> tuple[A
     epsilon = rounded(Fraction(float(str(o["epsilon"]))), F32)
     assert isinstance(epsilon, Fraction)
     weights = [(decode(c, dtype), is_negative(c, dtype)) for c in i["weight"].codes]
+    if (bias := rounded(Fraction(float(str(o.get("weight_bias", 0.0)))), F32)) != 0:
+        weights = [(w, w < 0) for w in (rounded(add(w, bias), F32) for w, _ in weights)]
+    times = {name: i[name].values()[0] for name in ("in_scale", "out_scale") if name in i}
     found, sums = [], []
     for row in summed(i):
         sums += [signed(z, negative, dtype) for z, negative in row]
+        if "in_scale" in times:
+            row = [(rounded(multiply(z, times["in_scale"]), F32), negative) for z, negative in row]
+        under = [z for z, _ in row]
         if sum_in_dtype:
             row = [(rounded(z, dtype), negative) for z, negative in row]
-        r = row_factor([z for z, _ in row], epsilon)
+        r = row_factor(under if root_of_sum else [z for z, _ in row], epsilon)
         for (z, negative), (weight, turned) in zip(row, weights, strict=True):
             normal = rounded(rounded(multiply(z, r), F32), first)
-            found.append(signed(rounded(rounded(multiply(normal, weight), F32), held), negative != turned, held))
+            value = rounded(multiply(normal, weight), F32)
+            if "out_scale" in times:
+                value = rounded(multiply(value, times["out_scale"]), F32)
+            if silu and isinstance(value, Fraction):
+                value = silu_and_up(value, Fraction(1), F32, False)
+            found.append(signed(rounded(value, held), negative != turned, held))
     return Array(held, i["x"].shape, found), sums
 
 
@@ -303,6 +316,50 @@ def norm_static(
         return {"q": given(value, i["scale"])} | ({"residual": sums} if "residual" in i else {})
 
     return run
+
+
+UNIT = Array(F32, (1,), [0x3F800000])
+
+
+def reduced(i: Inputs, o: Options) -> dict[str, list[int]]:
+    """What follows an all-reduce: the norm is returned too."""
+    value, sums = norm(i, o, sum_in_dtype=True, rounding="product")
+    if "scale" in i:
+        return {"q": given(value, i["scale"]), "residual": sums, "norm": value.codes}
+    q, scale = quantised(value, value.shape[1], bounded_scale(None, of_scale=False), FLOORED)
+    return {"q": q, "scale": scale, "residual": sums, "norm": value.codes}
+
+
+def norm_scaled(*, root_of_sum: bool = False, silu: bool = False) -> Callable[[Inputs, Options], dict[str, list[int]]]:
+    """A norm that is cast under a scale of 1."""
+
+    def run(i: Inputs, o: Options) -> dict[str, list[int]]:
+        how = {"sum_in_dtype": root_of_sum, "root_of_sum": root_of_sum, "silu": silu}
+        value, sums = norm(i, o, rounding="none", **how)
+        return {"q": given(value, UNIT)} | ({"residual": sums} if "residual" in i else {})
+
+    return run
+
+
+def layer_norm(i: Inputs, o: Options) -> dict[str, list[int]]:
+    """Mean and variance exact, the root rounded once, then each operation in float32."""
+    x = i["x"]
+    epsilon = rounded(Fraction(float(str(o["epsilon"]))), F32)
+    gamma, beta = i["gamma"].values(), i["beta"].values()
+    assert isinstance(epsilon, Fraction)
+    found = []
+    for row in x.rows():
+        numbers = [v for v in row if isinstance(v, Fraction)]
+        if len(numbers) < len(row):
+            found += [encode(math.nan, x.dtype)] * len(row)
+            continue
+        mean = sum(numbers, Fraction(0)) / len(row)
+        r = root_inverse(sum(((v - mean) ** 2 for v in numbers), Fraction(0)) / len(row) + epsilon)
+        for v, g, b in zip(numbers, gamma, beta, strict=True):
+            normal = rounded(multiply(rounded(v - mean, F32), r), F32)
+            value = rounded(rounded(add(rounded(multiply(normal, g), F32), b), F32), x.dtype)
+            found.append(encode(value, x.dtype))
+    return {"q": given(Array(x.dtype, x.shape, found), i["scale"])}
 
 
 def norm_groups(i: Inputs, o: Options) -> dict[str, list[int]]:

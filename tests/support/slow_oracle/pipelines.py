@@ -38,6 +38,8 @@ class Row:
     add: str = "float32"
     early: bool = False
     narrow: bool = False
+    weighted: bool = False
+    columns: int = 128
 
 
 _TRITON = {"add": "bfloat16", "early": True}  # two slots: moe_sum
@@ -57,6 +59,8 @@ ROWS = {
     "cutlass_fused_moe_block": Row("flashinfer", "flashinfer", "product", up_first=True),
     "cutlass_fused_moe_w4": Row("times", "times", "product", **_FUSED),
     "trtllm_fp8_block_scale_moe": Row("", "trtllm", "none", up_first=True),
+    "mono_moe": Row("sglang", "sglang", "none", early=True, weighted=True, columns=64),
+    "fp8_mega_moe": Row("", "power", "none", weighted=True, columns=64),
     "trtllm_fp8_per_tensor_scale_moe": Row("", "plain", "none", up_first=True),
 }
 
@@ -81,6 +85,12 @@ def one_group(x: Numbers, kind: str) -> tuple[Numbers, Fraction]:
         return [coded(v * inverse) for v in x], number(1 / inverse, F32)
     if kind in ("sglang", "deepep"):
         return [coded(v * inverse) for v in x], number(a * number(1 / TOP, F32), F32)
+    if kind == "power":
+        s = number(a * number(1 / TOP, F32), F32)
+        power = Fraction(2) ** -200
+        while power < s:
+            power *= 2
+        return [coded(v / power) for v in x], power
     s = number(a / TOP, F32)
     floor = {"token": number(Fraction(1 / (448 * 512)), F32), "trtllm": Fraction(2) ** -126}.get(kind, Fraction(0))
     s = max(s, floor)
@@ -94,14 +104,14 @@ def narrow_group(x: Numbers) -> tuple[Numbers, Fraction]:
     return [number(number(v * number(1 / s, BF16), BF16), E4M3) for v in x], s
 
 
-def quantised(x: Numbers, kind: str, given: Fraction | None) -> tuple[Numbers, Numbers]:
+def quantised(x: Numbers, kind: str, given: Fraction | None, columns: int = 128) -> tuple[Numbers, Numbers]:
     """Codes and scales of one row."""
     if kind == "static":
         assert given is not None
         return [coded(v * number(1 / given, F32)) for v in x], [given]
     if kind in ("plain", "times"):
         return [coded(v) for v in x], [Fraction(1)]
-    width = len(x) if kind == "token" else 128
+    width = len(x) if kind == "token" else columns
     made = [
         narrow_group(x[k : k + width]) if kind == "narrow" else one_group(x[k : k + width], kind)
         for k in range(0, len(x), width)
@@ -123,16 +133,24 @@ def multiplied(a: Numbers, a_scale: Numbers, inputs: Inputs, which: str, expert:
         table, block, rows = part(scale, expert).rows(), 128, 1 if scale.shape[1] == n else 128
     if "alpha1" in inputs:
         a_scale = [inputs["alpha1" if which == "w13" else "alpha2"].values()[expert]]  # type: ignore[list-item]
+    if row.columns != block == 128:  # a scale of each half of a block
+        table = [[v for v in scales for _ in range(2)] for scales in table]
+        a_scale = a_scale if which == "w2" else [v for v in a_scale for _ in range(2)]
+        block = row.columns
+        table = [scales[: -(-k // block)] for scales in table]
+        a_scale = a_scale[: len(table[0])]
     spread = a_scale if len(a_scale) > 1 else a_scale * len(table[0])
     codes = scaled([list(a)], weight.rows(), [list(spread)], table, block=block, b_rows=rows, bias=None, dtype=dtype)
     found = finite([decode(c, dtype) for c in codes])
     return found[n // 2 :] + found[: n // 2] if which == "w13" and row.up_first else found
 
 
-def one_expert(a: Numbers, a_scale: Numbers, inputs: Inputs, expert: int, name: str, dtype: str) -> Numbers:
+def one_expert(
+    a: Numbers, a_scale: Numbers, inputs: Inputs, expert: int, name: str, dtype: str, weight: Fraction
+) -> Numbers:
     row = ROWS[name]
-    trtllm = name.startswith("trtllm")
-    h = multiplied(a, a_scale, inputs, "w13", expert, F32 if trtllm else BF16, row)
+    wide = name.startswith("trtllm") or row.weighted
+    h = multiplied(a, a_scale, inputs, "w13", expert, F32 if wide else BF16, row)
     if name == "trtllm_fp8_block_scale_moe":
         q, s = quantised(h, "trtllm", None)
         h = [number(v * s[i // 128], F32) for i, v in enumerate(q)]
@@ -142,11 +160,12 @@ def one_expert(a: Numbers, a_scale: Numbers, inputs: Inputs, expert: int, name: 
         for g, u in zip(h[:half], h[half:], strict=True)
     ]
     x = finite([decode(c, between) for c in act])
+    x = [number(v * weight, F32) for v in x] if row.weighted else x
     if row.requantise == "times":
         factors = finite(inputs["prequant2" if "prequant2" in inputs else "fc2_act_scale"].values())
         x = [number(v * factors[i % len(factors)], between) for i, v in enumerate(x)]
     given = finite(inputs["a2_scale"].values())[0] if "a2_scale" in inputs else None
-    made = quantised(x, row.requantise, given)
+    made = quantised(x, row.requantise, given, row.columns)
     return multiplied(*made, inputs, "w2", expert, dtype, row)
 
 
@@ -191,10 +210,10 @@ def experts(name: str, inputs: Inputs, options: dict[str, object]) -> list[int]:
         for expert, weight in zip(ids, weights, strict=True):
             if not first <= expert < first + inputs["w13"].shape[0]:
                 continue
-            y = one_expert(a, s, inputs, expert - first, name, F32 if row.early else BF16)
-            factor = number(weight, BF16) if row.narrow else weight
+            y = one_expert(a, s, inputs, expert - first, name, F32 if row.early else BF16, weight)
+            factor = Fraction(1) if row.weighted else number(weight, BF16) if row.narrow else weight
             terms = [factor * v for v in y]
-            if row.early or row.narrow:
+            if (row.early and not row.weighted) or row.narrow:
                 terms = [number(v, BF16) for v in terms]
             total = [t + v for t, v in zip(total, terms, strict=True)]
             if row.add == "bfloat16":

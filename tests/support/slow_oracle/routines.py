@@ -20,6 +20,7 @@ from tests.support.slow_oracle import (
     mx_forms,
     mx_products,
     newer,
+    norms,
     pipelines,
     places,
     products,
@@ -172,6 +173,10 @@ def _two_levels_to_halves(i: Inputs, o: Options) -> Codes:
     return [encode(rounded(multiply(value, g), mx.F32), dtype) for value in exact]
 
 
+def _mxfp4(i: Inputs, o: Options) -> Outputs:
+    return mx.powers(i, {**o, "rounding": "rceil"}, "e2m1")
+
+
 _SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
 _CUDA = ("arch", "cuda_major", "cuda_minor")
 ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
@@ -276,6 +281,12 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "fused_add_rms_norm_static_fp8_quant": fused.norm_static(sum_in_dtype=True),
     "rmsnorm_quant": fused.norm_static(rounding="none"),
     "fused_add_rmsnorm_quant": fused.norm_static(rounding="none"),
+    "allreduce_fusion": fused.reduced,
+    "allreduce_fusion_dynamic": fused.reduced,
+    "rms_norm_scaled": fused.norm_scaled(),
+    "rms_norm_add_residual_scaled": fused.norm_scaled(root_of_sum=True),
+    "fused_rmsnorm_silu": fused.norm_scaled(silu=True),
+    "layernorm_quant": fused.layer_norm,
     "rms_norm_dynamic_per_token_quant": fused.norm_groups,
     "rms_norm_per_block_quant": fused.norm_groups,
     "rope_quantize_fp8": fused.rope,
@@ -298,6 +309,11 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
         {**i, "x": fused.gated(mx_forms.finite(i["x"]), "product")}, o
     ),
     "nvfp4_quantize_shuffled": mx_forms.shuffled_rows_of,
+    **dict.fromkeys(("rmsnorm_fp4quant", "add_rmsnorm_fp4quant"), norms.fp4(mx_forms.levels)),
+    **dict.fromkeys(("rmsnorm_mxfp4quant", "add_rmsnorm_mxfp4quant"), norms.fp4(_mxfp4)),
+    "allreduce_fusion_fp4": norms.fp4(mx_forms.levels, weight_first=False),
+    "trtllm_moe_allreduce_fusion": norms.fp4(mx_forms.levels, weight_first=False, reduced=norms.of_experts),
+    "trtllm_moe_finalize_allreduce_fusion": norms.fp4(mx_forms.levels, weight_first=False, reduced=norms.of_slots),
     "silu_and_mul_nvfp4_quantize": lambda i, o: mx_forms.levels({**i, "x": fused.gated(i["x"], "product")}, o),
     "silu_and_mul_mxfp8_quantize": lambda i, o: mx.powers(
         {"x": fused.gated(i["x"], "product")}, {**o, "rounding": "rceil"}, "e4m3"
