@@ -164,6 +164,7 @@ def _lse_error(eps: Tensor, weights: Tensor, lse: Tensor, terms: int) -> Tensor:
 def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     """The edges of a kernel with the scores and codes of P of ``walk``: its sums in any legal order."""
     problem = walk.problem
+    assert isinstance(problem, Attention), "a stack has no interval of its output"
     if not problem.k.shape[0]:
         return _without_keys(problem)
     n, v, tiles = problem.k.shape[0], zero_nonfinite(decode(problem.v)), max(1, len(walk.steps))
@@ -195,14 +196,13 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
 
 def lse_bound(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor]:
     """The log-sum-exp's part of :func:`pipeline_bound` alone: low and high, float64 ``[R]``; NaN where a score is."""
-    if not walk.problem.k.shape[0]:
-        edges = _without_keys(walk.problem)
-    else:
-        _, lse, lost = _sums(walk, pipeline)
-        zero = torch.zeros((len(lse), 1), dtype=lse.dtype, device=lse.device)
-        lse = lse.masked_fill(torch.isnan(walk.total), torch.nan)
-        edges = _edges(walk.problem, zero, zero, lse, lost, torch.zeros_like(lse, dtype=torch.bool))
-    return edges.lse_low, edges.lse_high
+    seen, none = walk.problem.seen(), torch.full_like(walk.total, -torch.inf)
+    if not walk.problem.keys:
+        return none, none
+    _, lse, lost = _sums(walk, pipeline)
+    lse = torch.where(seen, lse, none)
+    lost = torch.where(seen & ~torch.isnan(lse), lost, torch.zeros_like(lost))
+    return lse - lost, lse + lost
 
 
 def _sums(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,12 +211,10 @@ def _sums(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor, Tensor]:
     total = torch.zeros_like(walk.total)
     for step in walk.steps:
         added = step.x.sum(dim=1, dtype=torch.float64)
-        if bool(torch.isnan(added).any()):
-            added = step.x.nan_to_num(nan=0.0).sum(dim=1, dtype=torch.float64)
         total = added if step.factor is None else total * step.factor + added
     if walk.problem.sink is not None:  # its exponential is that of the walk
         total = total + (walk.total - total).clamp(min=0.0)
-    summed = gamma(2 * walk.problem.k.shape[0] + 4 * max(1, len(walk.steps)))
+    summed = gamma(2 * walk.problem.keys + 4 * max(1, len(walk.steps)))
     exponent = walk.top.nan_to_num(neginf=0.0) * walk.factor
     lse = exponent * math.log(2.0) + torch.log(total.clamp(min=2.0**-1000)) - pipeline.lift * math.log(2.0)
     lost = summed + EXPONENTIAL * 2 + 8 * U * (exponent.abs() + lse.abs() + 16)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -30,7 +31,7 @@ from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
 from oracle.tensorcore.packing import INSIDE, PROMOTE, UNROLL, Packed, code_table, plan, scale_mode, supported
 from oracle.tensorcore.predict import finish, predict_product, store
-from oracle.tensorcore.schedules import Promotion, Scales, Schedule
+from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule
 from oracle.truth.gemm import ScaledProduct
 
 BM, BN = 64, 128  # output tile of a program: fewer rows or columns than its 256 threads, so vectors stay in registers
@@ -71,6 +72,22 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
             part = product.take(index) if dim == 0 else product.take_columns(index)
             out.index_copy_(dim, index, predict_product(part, schedule, out_dtype=out_dtype, engine="torch"))
     return out
+
+
+def blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
+    """Float32 ``[B, M, N]``: what the kernel gives of each K block alone; None where a chain is no K block, or a factor
+    is applied to the whole sum."""
+    plain = product.bias is None and product.c is None and product.alpha is None
+    if not plain or schedule.epilogue is not Epilogue.NONE or schedule.interval != product.block:
+        return None
+    parts = []
+    for number in range(product.B):
+        ks, own = (slice(number * step, (number + 1) * step) for step in (product.block, 1))
+        a, b = product.a[:, ks], product.b[:, ks]
+        of_a, of_b = product.a_scale[:, own], product.b_scale[:, own]
+        part = replace(product, a=a, b=b, a_scale=of_a, b_scale=of_b, block=a.shape[1])
+        parts.append(predict(part, schedule, out_dtype=torch.float32))
+    return torch.stack(parts)
 
 
 def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, slice, ScaledProduct, Tensor]]:

@@ -127,9 +127,14 @@ class Attention:
         return 0.0 if self.codes else self.q.shape[1] * 2.0**-53 * self.score_sizes()
 
     @property
+    def keys(self) -> int:
+        """The keys of all rows."""
+        return self.k.shape[0]
+
+    @property
     def at_once(self) -> int:
         """The rows whose scores are held at once, by the keys and the device."""
-        return max(1, TILE.get(self.k.device.type, DEVICE_TILE) // max(1, self.k.shape[0]))
+        return max(1, at_once(self.k.device) // max(1, self.keys))
 
     def near(self) -> Attention:
         """The copy on the CPU of a problem of a device that has few products; else the problem itself."""
@@ -150,6 +155,11 @@ class Attention:
         step = self.at_once
         for i in range(0, self.q.shape[0], step):
             yield self.rows(slice(i, i + step))
+
+
+def at_once(device: torch.device) -> int:
+    """Scores that are held at once on a device."""
+    return TILE.get(device.type, DEVICE_TILE)
 
 
 def values(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -28,12 +28,15 @@ from oracle.tensorcore.attention import (
     FEW,
     LIFTED,
     Pipeline,
+    Walk,
     candidates,
     combined,
     log_sum,
     pipeline,
     predict_attention,
     split_walks,
+    together,
+    walk_together,
     walks,
 )
 from oracle.tensorcore.identify import Match
@@ -75,6 +78,11 @@ class Place:
         """Whether a row of the output is of this attention."""
         inside = self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop
         return bool(inside)
+
+    def ids(self, heads: int) -> Tensor:
+        """Its rows among those of all tokens and ``heads``, int64 ``[R]``, on the CPU."""
+        tokens, own = (torch.arange(x.start, x.stop, device="cpu") for x in (self.rows, self.heads))
+        return (tokens[:, None] * heads + own).flatten()
 
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.
@@ -261,12 +269,12 @@ class AttentionContract(Contract):
     def _walked(self, call: Call, chosen: Pipeline) -> dict[str, Tensor]:
         """What one walk over the keys gives: the stored output, and the edges of the log-sum-exp, float32."""
 
-        def value(problem: Attention) -> dict[str, Tensor]:
-            parts = [(walk.out.to(torch.float64), *lse_bound(walk, chosen)) for walk in walks(problem, chosen)]
+        def value(walked: Iterable[Walk], seen: Tensor) -> dict[str, Tensor]:
+            parts = [(walk.out.to(torch.float64), *lse_bound(walk, chosen)) for walk in walked]
             out, low, high = (torch.cat(same) for same in zip(*parts, strict=True))
-            return {"out": out, **self._lse_edges(problem, low, high)}
+            return {"out": out, **self._lse_edges(seen, low, high)}
 
-        whole = self._assembled(call.inputs, call.resolved, value)
+        whole = self._laid_out(call.inputs, _walked(self._places(call), chosen, value))
         kinds = self._dtypes(call)
         return {name: rounded_to(x, kinds[name.split(".")[0]]) for name, x in whole.items()}
 
@@ -419,19 +427,31 @@ class AttentionContract(Contract):
         operands, rounded."""
         taken = None if name in self.plain else (chosen or pipeline(name))
 
-        def value(problem: Attention) -> dict[str, Tensor]:
-            problem = fold(call, faults, Stage.PRODUCT, problem)
-            if taken is None:
-                return self._exact(problem)
-            splits = self.splits(options)
-            if splits == 1:
-                parts = [(walk.out.to(torch.float64), log_sum(walk, taken)) for walk in walks(problem, taken)]
-            else:
-                parts = [combined(one, taken) for one in split_walks(problem, taken, splits)]
-            out, lse = (torch.cat(same) for same in zip(*parts, strict=True))
-            return {"out": out, "lse": lse / math.log(self.log_base)}
+        base, splits = math.log(self.log_base), self.splits(options)
 
-        computed = self._assembled(inputs, options, value, name)
+        def changed(problem: Attention) -> Attention:
+            new: Attention = fold(call, faults, Stage.PRODUCT, problem)
+            return new
+
+        def split(problem: Attention) -> dict[str, Tensor]:
+            assert taken is not None
+            parts = [combined(one, taken) for one in split_walks(changed(problem), taken, splits)]
+            out, lse = (torch.cat(same) for same in zip(*parts, strict=True))
+            return {"out": out, "lse": lse / base}
+
+        def whole(walked: Iterable[Walk], seen: Tensor) -> dict[str, Tensor]:
+            assert taken is not None
+            parts = [(walk.out.to(torch.float64), log_sum(walk, taken)) for walk in walked]
+            out, lse = (torch.cat(same) for same in zip(*parts, strict=True))
+            return {"out": out, "lse": lse / base}
+
+        if taken is None:
+            computed = self._assembled(inputs, options, lambda problem: self._exact(changed(problem)), name)
+        elif splits > 1:
+            computed = self._assembled(inputs, options, split, name)
+        else:
+            places = [replace(place, problem=changed(place.problem)) for place in self.places(inputs, options, name)]
+            computed = self._laid_out(inputs, _walked(places, taken, whole))
         dtypes = {"out": self.dtype(inputs, options), "lse": torch.float32}
         return {output: rounded_to(computed[output], dtypes[word]) for word, output in self.names.items()}
 
@@ -462,15 +482,16 @@ class AttentionContract(Contract):
         low, high, lse_low, lse_high, opened = (
             torch.cat([getattr(part, edge) for part in parts]) for edge in Edges.__dataclass_fields__
         )
-        laid = self._lse_edges(problem, lse_low, lse_high)
+        laid = self._lse_edges(problem.seen(), lse_low, lse_high)
         laid["lse.open"] = torch.maximum(laid["lse.open"], opened.all(dim=1).to(torch.float64))
         return {"out.low": low, "out.high": high, "out.open": opened.to(torch.float64), **laid}
 
-    def _lse_edges(self, problem: Attention, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-        """The edges of the log-sum-exp to the base of this routine, of natural ones ``[R]``; NaN leaves it open."""
+    def _lse_edges(self, seen: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
+        """The edges of the log-sum-exp to the base of this routine, of natural ones ``[R]`` of rows that have keys,
+        bool ``[R]``; NaN leaves it open."""
         scale = 1.0 / math.log(self.log_base)
         lost = 2.0**-50 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0) * scale
-        nan, seen = torch.isnan(low) | torch.isnan(high), problem.seen()
+        nan = torch.isnan(low) | torch.isnan(high)
         ends = {"lse.low": low * scale - lost, "lse.high": high * scale + lost}
         edges = {
             end: torch.where(seen, x.masked_fill(nan, 0.0), torch.full_like(x, self.no_keys)) for end, x in ends.items()
@@ -479,14 +500,24 @@ class AttentionContract(Contract):
 
     def _assembled(self, inputs: Inputs, options: Options, value: Rows, numerics: str = IEEE32) -> dict[str, Tensor]:
         """What ``value`` gives of every attention, float64 in the shapes of the outputs."""
+        places = self.places(inputs, options, numerics)
+        return self._laid_out(inputs, (([place], value(place.problem.near())) for place in places))
+
+    def _laid_out(self, inputs: Inputs, computed: Iterable[tuple[list[Place], dict[str, Tensor]]]) -> dict[str, Tensor]:
+        """What was computed of some places at a time, their rows one after the other: float64 in the shapes of the
+        outputs."""
         tokens, heads, width = self.shape(inputs)
         device = next(iter(inputs.values())).device
         whole: dict[str, Tensor] = {}
-        for place in self.places(inputs, options, numerics):
-            for name, rows in value(place.problem.near()).items():
+        for places, results in computed:
+            at = torch.cat([place.ids(heads) for place in places]).to(device) if len(places) > 1 else None
+            for name, rows in results.items():
                 shape = (tokens, heads, *rows.shape[1:])
                 into = whole.setdefault(name, torch.zeros(shape, dtype=torch.float64, device=device))
-                place.put(rows, into)
+                if at is None:
+                    places[0].put(rows, into)
+                else:
+                    into.flatten(0, 1)[at] = rows.to(into)
         if not whole:  # no sequence: only empty outputs
             whole = {"out": torch.zeros((tokens, heads, width), dtype=torch.float64, device=device)}
             whole["lse"] = whole["out"].sum(dim=2)
@@ -528,6 +559,21 @@ class Undeclared(Sets):
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         return self.plain.ranges(expected)
+
+
+def _walked(
+    places: list[Place], chosen: Pipeline, value: Callable[[Iterable[Walk], Tensor], dict[str, Tensor]]
+) -> Iterator[tuple[list[Place], dict[str, Tensor]]]:
+    """Some of the places at a time, and what ``value`` gives of their walks and of the rows that have keys."""
+    for numbers in together([place.problem for place in places], chosen):
+        some = [places[number] for number in numbers]
+        walk = walk_together([place.problem for place in some], chosen) if len(some) > 1 else None
+        if walk is not None:
+            yield some, value([walk], walk.problem.seen())
+            continue
+        for place in some:
+            near = place.problem.near()
+            yield [place], value(walks(near, chosen), near.seen())
 
 
 def _spread(problem: Attention) -> float:
