@@ -65,8 +65,10 @@ programming guide, "Intrinsic functions", for the exponentials.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -221,9 +223,12 @@ def _sums(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor, Tensor]:
     return total, lse, lost * ROOM
 
 
-def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, known: Scores | None = None) -> Edges:
+def codes_bound(
+    problem: Attention, pipeline: Pipeline, *, predicted: bool, known: Scores | None = None, column: int | None = None
+) -> Edges:
     """The edges of a kernel that rounds P as ``pipeline`` says, tile by tile, and computes all else in any way; with
-    ``predicted`` its scores are those of the instruction, bit for bit. ``known``: of its row alone."""
+    ``predicted`` its scores are those of the instruction, bit for bit. ``known``: of its row alone, on the CPU; and of
+    one ``column`` of it ``[1, 1]``, a little wider than among the others, because its sums have another order."""
     parts, first = [], 0
     for part, width in blocks(problem, pipeline):
         rows, first = range(first, first + len(part.q)), first + len(part.q)
@@ -232,7 +237,10 @@ def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, know
         elif known.row in rows:
             at, skipped = known.row - rows.start, problem.k.shape[0] - part.k.shape[0]
             own = known.values[:, skipped:], known.errors[:, skipped:]
-            parts.append(_codes(part.rows(slice(at, at + 1)), width, pipeline, *own))
+            row = part.rows(slice(at, at + 1)).near()
+            if column is not None:
+                row = replace(row, v=row.v[:, column : column + 1])
+            parts.append(_codes(row, width, pipeline, *own, alone=column is not None))
     return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
 
 
@@ -248,7 +256,7 @@ class Scores:
     @classmethod
     def of(cls, problem: Attention, row: int) -> Scores:
         """Those of a row of ``problem``."""
-        return cls(row, *_scores(problem.rows(slice(row, row + 1)), predicted=False))
+        return cls(row, *(x.cpu() for x in _scores(problem.rows(slice(row, row + 1)).near(), predicted=False)))
 
 
 def _scores(problem: Attention, predicted: bool) -> tuple[Tensor, Tensor]:
@@ -262,7 +270,9 @@ def _scores(problem: Attention, predicted: bool) -> tuple[Tensor, Tensor]:
     return problem.scores(), torch.maximum(chain, gamma(problem.q.shape[1]) * problem.score_sizes())
 
 
-def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error: Tensor) -> Edges:
+def _codes(
+    problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error: Tensor, *, alone: bool = False
+) -> Edges:
     n, keys = problem.k.shape[0], problem.window()
     if not n:
         return _without_keys(problem)
@@ -276,30 +286,10 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error:
     dy = c.abs() * error + moved + 6 * U * (y.abs() + most + raised)
     eps = torch.expm1(math.log(2.0) * dy + EXPONENTIAL + 2 * U) * ROOM
     eps_a = torch.expm1(2 * math.log(2.0) * moved + count * (EXPONENTIAL + 12 * U * most)) * ROOM
-    v, total = zero_nonfinite(decode(problem.v)), torch.zeros_like(moved)
-    middle, radius, size, lost = (torch.zeros((len(s), v.shape[1]), dtype=v.dtype, device=v.device) for _ in range(4))
-    top, of_sum = torch.full_like(moved, -torch.inf), torch.zeros_like(moved)
-    for tile in walked:
-        hidden = ~keys[:, tile]
-        part = y[:, tile].masked_fill(hidden, -torch.inf)
-        grown = torch.maximum(top, part.amax(dim=1, keepdim=True))
-        level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
-        a = torch.exp2(top - level)
-        x = torch.exp2(part - level + raised)
-        low, high = (_coded(x * (1 + sign * eps[:, tile]), sign if pipeline.free else 0.0) for sign in (-1.0, 1.0))
-        if pipeline.promoted:
-            begun = (torch.zeros_like(middle), torch.zeros_like(middle), torch.zeros_like(middle))
-            ends = _added(*begun, low, high, v[tile])
-            middle, radius, lost = (old * a + new for old, new in zip((middle, radius, lost), ends, strict=True))
-        elif pipeline.free:
-            whole = high @ v[tile].abs()
-            middle, radius, lost = _added(whole, torch.zeros_like(whole), lost, low, high, v[tile])
-            middle, radius = (low + high) / 2 @ v[tile], (high - low) / 2 @ v[tile].abs()
-        else:
-            middle, radius, lost = _added(middle * a, radius * a, lost * a, low, high, v[tile])
-        size = size * a + high @ v[tile].abs()
-        total, of_sum = total * a + x.sum(dim=1, keepdim=True), of_sum * a + (x * eps[:, tile]).sum(dim=1, keepdim=True)
-        top = grown
+    v = zero_nonfinite(decode(problem.v))
+    compiled = _compiled() if alone and not pipeline.free else None
+    summed = compiled(problem, y, eps, v, walked, pipeline) if compiled else _summed(y, eps, v, keys, walked, pipeline)
+    middle, radius, lost, size, total, of_sum, top = summed
     level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
     if problem.sink is not None:
         sink = problem.sink[:, None] * math.log2(math.e)
@@ -323,6 +313,62 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error:
     return _edges(
         problem, middle.masked_fill(bad, torch.nan), lost, lse.masked_fill(nan, torch.nan), lse_lost * ROOM, unbounded
     )
+
+
+def _summed(
+    y: Tensor, eps: Tensor, v: Tensor, keys: Tensor, walked: list[slice], pipeline: Pipeline
+) -> tuple[Tensor, ...]:
+    """Middle, radius, what the accumulator lost and the size of all products, ``[R, Dv]``; the row sum, its error and
+    the last maximum, ``[R, 1]``."""
+    raised = pipeline.lift + math.log2(pipeline.gain)
+    total = torch.zeros_like(y[:, :1])
+    middle, radius, size, lost = (torch.zeros((len(y), v.shape[1]), dtype=v.dtype, device=v.device) for _ in range(4))
+    top, of_sum = torch.full_like(total, -torch.inf), torch.zeros_like(total)
+    for tile in walked:
+        hidden = ~keys[:, tile]
+        part = y[:, tile].masked_fill(hidden, -torch.inf)
+        grown = torch.maximum(top, part.amax(dim=1, keepdim=True))
+        level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
+        a = torch.exp2(top - level)
+        x = torch.exp2(part - level + raised)
+        low, high = (_coded(x * (1 + sign * eps[:, tile]), sign if pipeline.free else 0.0) for sign in (-1.0, 1.0))
+        if pipeline.promoted:
+            begun = (torch.zeros_like(middle), torch.zeros_like(middle), torch.zeros_like(middle))
+            ends = _added(*begun, low, high, v[tile])
+            middle, radius, lost = (old * a + new for old, new in zip((middle, radius, lost), ends, strict=True))
+        elif pipeline.free:
+            whole = high @ v[tile].abs()
+            middle, radius, lost = _added(whole, torch.zeros_like(whole), lost, low, high, v[tile])
+            middle, radius = (low + high) / 2 @ v[tile], (high - low) / 2 @ v[tile].abs()
+        else:
+            middle, radius, lost = _added(middle * a, radius * a, lost * a, low, high, v[tile])
+        size = size * a + high @ v[tile].abs()
+        total, of_sum = total * a + x.sum(dim=1, keepdim=True), of_sum * a + (x * eps[:, tile]).sum(dim=1, keepdim=True)
+        top = grown
+    return middle, radius, lost, size, total, of_sum, top
+
+
+def _compiled() -> Callable[..., tuple[Tensor, ...]] | None:
+    """:func:`_summed` of one row and one column, with ``ROOM`` for its order of the sums; None without numba."""
+    try:
+        from oracle.bounds.cpu_codes import column_sums
+    except ModuleNotFoundError:  # numba does not exist for every machine: the definition does as well
+        return None
+
+    def summed(
+        problem: Attention, y: Tensor, eps: Tensor, v: Tensor, walked: list[slice], pipeline: Pipeline
+    ) -> tuple[Tensor, ...]:
+        spans = np.array([(tile.start, tile.stop) for tile in walked], np.int64)
+        raised, sums = pipeline.lift + math.log2(pipeline.gain), np.zeros(7)
+        ends = max(0, int(problem.start[0])), min(len(v), int(problem.stop[0]))
+        of_row = (y[0].numpy(), eps[0].numpy(), *ends, v[:, 0].contiguous().numpy(), spans, raised, pipeline.promoted)
+        cut, least = 2.0**-ACCUMULATOR.align, 2.0**E4M3FN.emin
+        column_sums(*of_row, ACCUMULATOR.length, cut, least, ROOM, sums)
+        sums[2:6:3] *= ROOM
+        sums[1] = sums[1] * ROOM + (ROOM - 1) * sums[3]
+        return tuple(torch.from_numpy(sums).reshape(7, 1, 1))
+
+    return summed
 
 
 def _coded(x: Tensor, way: float) -> Tensor:

@@ -244,6 +244,17 @@ def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
         yield _walk(part, pipeline, width)
 
 
+def walk_of_row(problem: Attention, pipeline: Pipeline, row: int) -> Walk:
+    """The walk of one row alone, over the tiles that it has among the others; see :func:`predict_attention`.
+
+    Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
+    for part, width in blocks(problem, pipeline):
+        if row < len(part.q):
+            return _walk(part.rows(slice(row, row + 1)), pipeline, width)
+        row -= len(part.q)
+    raise IndexError(row)
+
+
 def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, int]]:
     """Blocks of rows over the keys from which their tiles are counted, in the order of the rows, and the keys of a
     tile.

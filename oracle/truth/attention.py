@@ -189,16 +189,21 @@ class Softmax:
 
 def softmax(problem: Attention) -> Softmax:
     """The weights of one tile (:meth:`Attention.tiles`); a row whose window has a NaN score is NaN."""
-    scores, window = problem.scores(), problem.window()
-    y = (problem.factor[:, None] * scores).masked_fill(~window, -torch.inf)
+    scores, hidden = problem.scores(), ~problem.window()
+    some = bool(hidden.any())
+    y = problem.factor[:, None] * scores
+    y = y.masked_fill_(hidden, -torch.inf) if some else y
     none = torch.zeros_like(problem.factor) - torch.inf
     sink = none if problem.sink is None else torch.where(problem.seen(), problem.sink, none)
     top = torch.maximum(y.amax(dim=1), sink) if y.shape[1] else sink
     top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
-    weights = torch.exp(y - top[:, None])
-    distance = (y - top[:, None]).abs().masked_fill(~window, 0.0) + y.abs().masked_fill(~window, 0.0)
-    moved = (distance + 4) * UNIT + problem.factor.abs()[:, None] * problem.score_errors()
-    return Softmax(scores, weights, top, torch.exp(sink - top), weights * moved)
+    below = y - top[:, None]
+    weights = torch.exp(below)
+    moved = below.abs_().add_(y.abs_()).add_(4.0).mul_(UNIT)
+    if not problem.codes:
+        moved += problem.factor.abs()[:, None] * problem.score_errors()
+    moved = moved.masked_fill_(hidden, 0.0) if some else moved
+    return Softmax(scores, weights, top, torch.exp(sink - top), moved.mul_(weights))
 
 
 @dataclass(frozen=True)

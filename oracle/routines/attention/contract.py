@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -36,6 +37,7 @@ from oracle.tensorcore.attention import (
     predict_attention,
     split_walks,
     together,
+    walk_of_row,
     walk_together,
     walks,
 )
@@ -54,6 +56,7 @@ from oracle.verdict.sets import (
     undeclared,
 )
 
+SPREAD = 16  # rows, or a few more, of the whole output that a pipeline must hold before it is asked for all
 FIRST, SAMPLED = 32, FEW + 32  # rows and columns that are compared; more rows where few have tiles of their own
 Rows = Callable[[Attention], dict[str, Tensor]]
 """What is computed of one attention: float64 ``[R, ..]`` by name, its rows the heads of one query side by side."""
@@ -201,9 +204,9 @@ class AttentionContract(Contract):
 
     def expected(self, call: Call) -> dict[str, Tensor]:
         """The truth, rounded; NaN where nothing is claimed."""
-        return {name: rounded_to(call.truth[name], dtype) for name, dtype in self._dtypes(call).items()}
+        return {name: rounded_to(call.truth[name], dtype) for name, dtype in self.kinds(call).items()}
 
-    def _dtypes(self, call: Call) -> dict[str, torch.dtype]:
+    def kinds(self, call: Call) -> dict[str, torch.dtype]:
         """The dtype of every output."""
         own = {"out": self.dtype(call.inputs, call.resolved), "lse": torch.float32}
         return {name: own[word] for word, name in self.names.items()}
@@ -213,7 +216,7 @@ class AttentionContract(Contract):
         every = names if numerics is not None or names[0] in self.plain else (*names, *self.plain)
         sets = [self._sets(call, name, splits) for name in every for splits in self._counts(call, name)]
         if numerics is None and call.arch != "cpu" and all(place.problem.coded for place in self._places(call)):
-            sets[-1] = Undeclared(sets[-1], lambda outputs, refused: self._by_codes(call, outputs, refused))
+            sets[-1] = Undeclared(sets[-1], lambda outputs, worst: self._by_codes(call, outputs, worst))
         return sets
 
     def _counts(self, call: Call, name: str) -> tuple[int, ...]:
@@ -264,7 +267,17 @@ class AttentionContract(Contract):
         def make() -> tuple[Mapping[str, Admissible], str]:
             return admitted(), self._basis(call, name) + words
 
-        return Elements(make, name, False, predictions, lambda outputs: self._why_mistrust(call, outputs))
+        def holds_row(outputs: Found, worst: Worst) -> bool:
+            if splits > 1 or (name in self.plain and name != IEEE32):  # rows of several walks, or of other operands
+                return True
+            row = self._row(call, outputs, worst)
+            if name in self.plain:
+                return row.lies_in(self._edges(call, row.problem, name, splits))
+            walk = walk_of_row(row.place.problem, pipeline(name), row.number)
+            return row.lies_in(self.laid_edges(row.problem, [pipeline_bound(walk, pipeline(name))]))
+
+        mistrust = lambda outputs: self._why_mistrust(call, outputs)  # noqa: E731
+        return Elements(make, name, False, predictions, mistrust, worst=holds_row)
 
     def _walked(self, call: Call, chosen: Pipeline) -> dict[str, Tensor]:
         """What one walk over the keys gives: the stored output, and the edges of the log-sum-exp, float32."""
@@ -275,18 +288,18 @@ class AttentionContract(Contract):
             return {"out": out, **self._lse_edges(seen, low, high)}
 
         whole = self._laid_out(call.inputs, _walked(self._places(call), chosen, value))
-        kinds = self._dtypes(call)
+        kinds = self.kinds(call)
         return {name: rounded_to(x, kinds[name.split(".")[0]]) for name, x in whole.items()}
 
-    def _by_codes(self, call: Call, outputs: Found, refused: Verdict) -> Verdict | None:
-        """The verdict by the codes of a pipeline that nobody declared and that holds every element, or None.
+    def _by_codes(self, call: Call, outputs: Found, worst: Worst) -> Iterator[Verdict | None]:
+        """The verdict by the codes of a pipeline that nobody declared and that holds every element, behind a None where
+        one may hold the row of ``worst``; nothing where none does.
 
-        Pipelines that do not hold the row of the worst element are left out; of the others the first is asked for the
-        whole output, and its worst element leaves out more."""
-        if not (places := self._places(call)) or refused.worst is None:
-            return None
-        if not self._holding_row(call, [ANY], outputs, refused.worst):
-            return None
+        Pipelines that do not hold that row are left out; of the others the first is asked for the whole output, and its
+        worst element leaves out more."""
+        places, row = self._places(call), self._row(call, outputs, worst)
+        if not row.held_by([ANY]):
+            return
         length = max(place.problem.k.shape[0] for place in places)
         left = [
             one
@@ -295,22 +308,25 @@ class AttentionContract(Contract):
         ]
         if any(bool((place.problem.start > 0).any()) for place in places):  # others count tiles from key 0
             left += [replace(one, name=f"{one.name} (from key 0)", from_window=False) for one in left]
-        while left and refused.worst is not None:
-            left = self._holding_row(call, left, outputs, refused.worst)
-            if not left:
-                return None
+        sample = self._sample(call, outputs)
+        while left := row.held_by(left):
             chosen = left.pop(0)
+            if not all(one.held_by([chosen]) for one in sample):
+                continue
+            yield None
             for predicted in (True, False):
                 refused = self._codes(call, chosen, predicted).judge(outputs)
                 if not refused.status.is_failure:
-                    return refused
-        return None
+                    yield refused
+                    return
+            assert refused.worst is not None
+            row = self._row(call, outputs, refused.worst)
 
     def _codes(self, call: Call, chosen: Pipeline, predicted: bool) -> Sets:
         """The interval of the codes of a pipeline, of any arithmetic around them."""
 
         def edges(problem: Attention) -> dict[str, Tensor]:
-            return self._laid_edges(problem, [codes_bound(problem, chosen, predicted=predicted)])
+            return self.laid_edges(problem, [codes_bound(problem, chosen, predicted=predicted)])
 
         return Elements(
             lambda: (self._admitted(call, edges), _of_codes(chosen.name, predicted)),
@@ -318,35 +334,36 @@ class AttentionContract(Contract):
             mistrust=lambda outputs: self._why_mistrust(call, outputs),
         )
 
-    def _holding_row(self, call: Call, some: list[Pipeline], outputs: Found, worst: Worst) -> list[Pipeline]:
-        """The pipelines whose codes hold every output of the row of an element."""
+    def _row(self, call: Call, outputs: Found, worst: Worst) -> Row:
+        """The row of an element."""
+        word = next(word for word, name in self.names.items() if name == worst.output)
+        row = int(self._ids(call)[word][worst.index])
+        return self._row_of(call, outputs, row, int(worst.index[-1]) if word == "out" else None)
+
+    def _sample(self, call: Call, outputs: Found) -> list[Row]:
+        """Some rows of the output, of which something is said, from all of it."""
+        mask = self._specified(call)[self.returns[0]]
+        rows = self._ids(call)["out"]
+        known = rows.flatten() if mask is None else rows[mask.cpu()]
+        some = torch.unique(known)
+        return [self._row_of(call, outputs, int(row)) for row in some[:: max(1, len(some) // SPREAD)]]
+
+    def _row_of(self, call: Call, outputs: Found, row: int, column: int | None = None) -> Row:
+        token, head = divmod(row, self.shape(call.inputs)[1])
+        place, ids = next(p for p in self._places(call) if p.has(token, head)), self._ids(call)
+        own = {word: outputs[name] for word, name in self.names.items() if name in outputs}
+        found = {word: decode(x)[(ids[word] == row).to(x.device)].cpu() for word, x in own.items()}
+        number = (token - place.rows.start) * place.group + head - place.heads.start
+        return Row(self, call, place, number, column, found)
+
+    def _ids(self, call: Call) -> dict[str, Tensor]:
+        """The number of every element's row, int64 in the shapes of the outputs."""
         tokens, heads, width = self.shape(call.inputs)
-        words = {name: word for word, name in self.names.items() if name in outputs}
         ids = torch.arange(tokens * heads, device="cpu").reshape(tokens, heads)
-        of = {
+        return {
             "out": self.laid("out", ids[..., None].expand(tokens, heads, width), call.inputs),
             "lse": self.laid("lse", ids, call.inputs),
         }
-        token, head = divmod(int(of[words[worst.output]][worst.index]), heads)
-        place = next(p for p in self._places(call) if p.has(token, head))
-        row = (token - place.rows.start) * place.group + head - place.heads.start
-        problem, known = place.problem, Scores.of(place.problem, row)
-        found = {
-            name: decode(outputs[name])[(of[word] == token * heads + head).to(outputs[name].device)]
-            for name, word in words.items()
-        }
-
-        def holds(chosen: Pipeline) -> bool:
-            bound = codes_bound(problem, chosen, predicted=False, known=known)
-            edges = self._laid_edges(problem.rows(slice(row, row + 1)), [bound])
-            for name, x in found.items():
-                word, kind = words[name], self._dtypes(call)[name]
-                low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0] for end in ("low", "high"))
-                if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].to(torch.bool)).all()):
-                    return False
-            return True
-
-        return [one for one in some if holds(one)]
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
@@ -358,7 +375,7 @@ class AttentionContract(Contract):
 
     def _admitted(self, call: Call, of: Rows, name: str = IEEE32) -> dict[str, Admissible]:
         """What lies between the edges ``of`` every attention; ``name``: the numerics of the operands."""
-        masks, dtypes = self._specified(call), self._dtypes(call)
+        masks, dtypes = self._specified(call), self.kinds(call)
         edges = self._assembled(call.inputs, call.resolved, of, name)
 
         def admitted(output: str, kind: torch.dtype) -> Admissible:
@@ -475,9 +492,9 @@ class AttentionContract(Contract):
             parts = [pipeline_bound(walk, pipeline(name)) for walk in walks(problem, pipeline(name))]
         else:
             parts = [split_bound(one, pipeline(name)) for one in split_walks(problem, pipeline(name), splits)]
-        return self._laid_edges(problem, parts)
+        return self.laid_edges(problem, parts)
 
-    def _laid_edges(self, problem: Attention, parts: list[Edges]) -> dict[str, Tensor]:
+    def laid_edges(self, problem: Attention, parts: list[Edges]) -> dict[str, Tensor]:
         """The edges of the rows of ``problem`` by output, with the log-sum-exp of this routine."""
         low, high, lse_low, lse_high, opened = (
             torch.cat([getattr(part, edge) for part in parts]) for edge in Edges.__dataclass_fields__
@@ -540,21 +557,77 @@ class AttentionContract(Contract):
 
 
 @dataclass(frozen=True)
+class Row:
+    """A row of the output that an alternative refused.
+
+    Attributes
+    ----------
+    place, number : its attention, and which row of that it is.
+    column : that of the element in ``out``; None of the log-sum-exp.
+    outputs : what was computed of it, float64 ``[Dv]`` and ``[1]``, by the words for outputs.
+    """
+
+    contract: AttentionContract
+    call: Call
+    place: Place
+    number: int
+    column: int | None
+    outputs: dict[str, Tensor]
+
+    @cached_property
+    def problem(self) -> Attention:
+        """The row alone."""
+        return self.place.problem.rows(slice(self.number, self.number + 1)).near()
+
+    @cached_property
+    def known(self) -> Scores:
+        """Its scores, the same for every pipeline."""
+        return Scores.of(self.place.problem, self.number)
+
+    def lies_in(self, edges: dict[str, Tensor], column: int | None = None) -> bool:
+        """Whether all of it lies between the edges of its outputs, or of ``out`` one column, of which these are."""
+        names = self.contract.names
+        for word, x in self.outputs.items() if column is None else [("out", self.outputs["out"][[column]])]:
+            kind = self.contract.kinds(self.call)[names[word]]
+            low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0].cpu() for end in ("low", "high"))
+            if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].cpu().to(torch.bool)).all()):
+                return False
+        return True
+
+    def held_by(self, some: list[Pipeline]) -> list[Pipeline]:
+        """The pipelines whose codes hold it."""
+
+        def holds(one: Pipeline, column: int | None) -> bool:
+            problem, known = self.place.problem, self.known
+            bound = codes_bound(problem, one, predicted=False, known=known, column=column)
+            return self.lies_in(self.contract.laid_edges(self.problem, [bound]), column)
+
+        if len(some) > 1 and self.column is not None:
+            some = [one for one in some if holds(one, self.column)]
+        return [one for one in some if holds(one, None)]
+
+
+@dataclass(frozen=True)
 class Undeclared(Sets):
-    """What is admitted where nothing is declared: ``plain``, and what ``by_codes`` finds for an output that it
-    refused."""
+    """What is admitted where nothing is declared: ``plain``, and what ``by_codes`` yields of an output whose worst
+    element it or another alternative refused: None while a pipeline may hold it, then its verdict."""
 
     plain: Sets
-    by_codes: Callable[[Found, Verdict], Verdict | None]
+    by_codes: Callable[[Found, Worst], Iterator[Verdict | None]]
 
     @property
     def numerics(self) -> str:  # type: ignore[override]
         """Those of ``plain``."""
         return self.plain.numerics
 
+    def may_hold_worst(self, outputs: Found, worst: Worst) -> bool:
+        return self.plain.may_hold_worst(outputs, worst) or any(True for _ in self.by_codes(outputs, worst))
+
     def judge(self, found: Found) -> Verdict:
         refused = self.plain.judge(found)
-        held = self.by_codes(found, refused) if refused.status.is_failure else None
+        if not refused.status.is_failure or refused.worst is None:
+            return refused
+        held = next((one for one in self.by_codes(found, refused.worst) if one is not None), None)
         return refused if held is None else undeclared(held, refused)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
