@@ -107,7 +107,8 @@ class TestColumn:
         assert bool(((alone.high - alone.low) <= (high - low) * (1 + 2.0**-20) + 1e-300).all())
 
     def test_other_values_leave_it(self) -> None:
-        p, row = problem(3, 20, 97, 32), 4
+        p = problem(3, 20, 97, 32)
+        row = int((p.stop - p.start).argmax())
         known, other = Scores.of(p, row), replace(p, v=p.v.view(torch.uint8).flip(1).view(p.v.dtype))
         one, two = (codes_bound(x, pipeline(NAMES[0]), predicted=False, known=known, column=7) for x in (p, other))
         assert float(one.low) > float(two.high) or float(one.high) < float(two.low)
