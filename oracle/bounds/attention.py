@@ -12,6 +12,10 @@ the row::
 with ``gamma = gamma_(N + 2 T + 16)`` for both sums, the rescalings, the division and the scale of the values. ``d_j``
 contains six roundings of the products that make the exponent, whatever their order.
 
+A soft cap ``C tanh(y / C)`` passes on no more of an error than it has, and adds that of the tangent: in float32, of
+exponentials or a library's, ``C 2^-20``; ``tanh.approx`` is within ``2^-10.9`` of it, relative, which a pipeline is
+taken to use: its scores are known that far, and no bits follow.
+
 Of 16-bit operands the products go through tensor cores. One instruction adds at most 17 terms, each cut below 2^-24 of
 the largest and the sum cut once more, so that D products lose at most ``4 (D + 16) u`` of the sum of their magnitudes;
 so do the N of the output. P may be rounded to the 16-bit dtype before it is multiplied: ``2^-(p + 1)`` of a weight with
@@ -59,7 +63,7 @@ The log-sum-exp: ``max eps_j`` and the rounding of the sum, of a product and of 
 ``|lse| + 1``.
 Where a row's scores are NaN, or float32 may overflow, nothing is claimed.
 Source: derived in this file; Higham, "Accuracy and Stability of Numerical Algorithms", 3.1, for ``gamma_n``; CUDA
-programming guide, "Intrinsic functions", for the exponentials.
+programming guide, "Intrinsic functions", for the exponentials; PTX ISA, "tanh", for ``tanh.approx.f32`` (2^-10.987).
 """
 
 from __future__ import annotations
@@ -83,6 +87,8 @@ from oracle.truth.attention import Attention, exact, merged, softmax, values
 from oracle.truth.gemm import ScaledProduct, zero_nonfinite
 
 EXPONENTIAL = 2.0**-21
+TANGENT, APPROXIMATE = 2.0**-20, 2.0**-10.9
+"""Errors of a hyperbolic tangent: absolute in float32, and relative of ``tanh.approx``."""
 LEAST_TILE = 8
 ROOM = 1 + 2.0**-30
 """For the float64 roundings of the bounds themselves."""
@@ -149,11 +155,13 @@ def _errors(problem: Attention, scores: Tensor, tiles: int, *, wide: bool) -> Te
     window, depth = problem.window(), problem.q.shape[1]
     terms, sizes = 4 * (depth + 16) if wide else depth, problem.score_sizes()
     c = problem.factor.abs()[:, None]
-    y = (c * scores.abs()).nan_to_num(nan=0.0).masked_fill(~window, 0.0)
+    y = problem.logits(scores).abs().nan_to_num(nan=0.0).masked_fill(~window, 0.0)
     most = y.amax(dim=1, keepdim=True)
     if problem.sink is not None:
         most = torch.maximum(most, problem.sink.abs()[:, None])
     exponent = c * gamma(terms) * sizes + 6 * U * (y + most) + tiles * (EXPONENTIAL + 6 * U * most)
+    if problem.cap is not None:  # that of the row's maximum, too
+        exponent = exponent + 2 * problem.cap * TANGENT + 8 * U * problem.cap
     return torch.expm1(exponent).masked_fill(~window, 0.0)
 
 
@@ -276,14 +284,16 @@ def _codes(
     n, keys = problem.k.shape[0], problem.window()
     if not n:
         return _without_keys(problem)
-    c = (problem.factor * math.log2(math.e))[:, None]
+    c = problem.factor.abs()[:, None] * math.log2(math.e)
     nan = (torch.isnan(s) & keys).any(dim=1)
-    error = error.masked_fill(~keys, 0.0)
-    y = (c * s).nan_to_num(nan=0.0).masked_fill(~keys, 0.0)
-    most, moved = y.abs().amax(dim=1, keepdim=True), c.abs() * error.amax(dim=1, keepdim=True)
+    y = (problem.logits(s) * math.log2(math.e)).nan_to_num(nan=0.0).masked_fill(~keys, 0.0)
+    error = (c * error).masked_fill(~keys, 0.0)
+    if problem.cap is not None:
+        error = error + APPROXIMATE * y.abs()
+    most, moved = y.abs().amax(dim=1, keepdim=True), error.amax(dim=1, keepdim=True)
     walked, raised = tiles(n, width, pipeline), pipeline.lift + math.log2(pipeline.gain)
     count = n // LEAST_TILE + 1 if pipeline.free else len(walked)
-    dy = c.abs() * error + moved + 6 * U * (y.abs() + most + raised)
+    dy = error + moved + 6 * U * (y.abs() + most + raised)
     eps = torch.expm1(math.log(2.0) * dy + EXPONENTIAL + 2 * U) * ROOM
     eps_a = torch.expm1(2 * math.log(2.0) * moved + count * (EXPONENTIAL + 12 * U * most)) * ROOM
     v = zero_nonfinite(decode(problem.v))

@@ -20,7 +20,8 @@ every element that a record computes has its bits; of 10 calls of FlashInfer's s
 calls over ragged and paged sequences 351,228 of 351,232.
 Keys may be shared among several blocks: every part is a walk of its own, and the parts are weighted by the exponentials
 of their log-sum-exps, whose logarithm (``lg2.approx``) has no model: their sum is known within an interval.
-Not covered: soft caps (``tanh.approx``), transposed values.
+With a soft cap the tangent (``tanh.approx``) has no model either: the codes of P are known within its error.
+Not covered: transposed values.
 """
 
 from __future__ import annotations
@@ -127,12 +128,24 @@ class Pipeline:
         return None
 
     def factor(self, problem: Attention | Stack) -> Tensor:
-        """``c`` of each row, float64 values of float32 ``[R]``; NaN and infinite scales stay what they are."""
+        """``c`` of each row, float64 values of float32 ``[R]``; NaN and infinite scales stay what they are. With a soft
+        cap what multiplies the tangent."""
+        if problem.cap is not None:
+            return torch.full_like(problem.q_scale, problem.cap * math.log2(math.e)).to(torch.float64)
         q, k = problem.q_scale.to(torch.float64), problem.k_scale.to(torch.float64)
         softmax = float(np.float32(problem.softmax_scale))
         if self.scales_first:
             return f32(f32(f32(q * k) * softmax) * LOG2_E)
         return f32(f32(q * k) * float(np.float32(softmax * math.log2(math.e))))
+
+    def capped(self, problem: Attention, dots: Tensor) -> Tensor:
+        """What is multiplied by :meth:`factor`: dot products ``dots`` ``[R, N]``, float32, or with a soft cap their
+        tangents, rounded from exact ones: ``tanh.approx`` has no model."""
+        if problem.cap is None:
+            return dots
+        scale = float(np.float32(np.float32(problem.softmax_scale) / np.float32(problem.cap)))
+        inner = f32(f32(problem.q_scale.to(torch.float64) * problem.k_scale.to(torch.float64)) * scale)
+        return torch.tanh(f32(dots.to(torch.float64) * inner[:, None])).to(torch.float32)
 
     def value_scale(self, problem: Attention | Stack) -> Tensor:
         """What multiplies the reciprocal of ``l`` at the end, without the gain of P: a float64 value of float32,
@@ -178,6 +191,7 @@ class Stack:
     start: Tensor
     stop: Tensor
     sink: Tensor | None
+    cap: None = None
 
     @classmethod
     def of(cls, problems: Sequence[Attention]) -> Stack:
@@ -348,7 +362,7 @@ def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
     if not keys:
         top = torch.full((rows,), -torch.inf, dtype=torch.float64, device=c.device)
         return Walk(problem, out, out.to(torch.float64), (), top, c, torch.zeros_like(c))
-    dots, order = _product(problem.q, problem.k), tiles(keys, width, pipeline)
+    dots, order = pipeline.capped(problem, _product(problem.q, problem.k)), tiles(keys, width, pipeline)
     lanes, top, steps = _softmax(dots, problem, pipeline, c, order)
     for step, tile_sum in zip(steps, _tile_sums(steps, problem.v, width, pipeline), strict=True):
         kept = out if step.factor is None else out * step.factor.to(torch.float32)[:, None]
@@ -389,7 +403,8 @@ def together(problems: Sequence[Attention], pipeline: Pipeline) -> list[list[int
     Several have few rows each, and the same extents."""
     groups: dict[object, list[int]] = {}
     for number, one in enumerate(problems):
-        few = 0 < one.q.shape[0] <= FEW and one.k.shape[0] > 0 and one.coded and pipeline.why_not(one) is None
+        few = 0 < one.q.shape[0] <= FEW and one.k.shape[0] > 0 and one.coded and one.cap is None
+        few = few and pipeline.why_not(one) is None
         shared = (one.q.shape, one.k.shape, one.v.shape, one.softmax_scale, one.sink is None)
         groups.setdefault(shared if few else number, []).append(number)
     device = _compiled("device_attention")

@@ -1,19 +1,21 @@
 """FP8 attention of one head of keys, in float64: the output, its log-sum-exp, and what float64 leaves open of both.
 
     y[r, j] = softmax_scale q_scale[r] k_scale <q[r], k[j]>                 start[r] <= j < stop[r]
+    y[r, j] = cap tanh(that / cap)                                          with a soft cap
     out[r]  = v_scale sum_j exp(y[r, j]) v[j] / (exp(sink[r]) + sum_j exp(y[r, j]))
     lse[r]  = log(exp(sink[r]) + sum_j exp(y[r, j]))
 
 A row without keys gives 0 and -inf, with a sink too. Dot products of E4M3 codes are exact in float64: multiples of
 2^-18 below 2^26 for D = 256. Operands may also be 16-bit or float64 values (dequantised keys): their dot products are
 float64 sums, within ``D 2^-53 sum |q_k k_jk|``. All that follows is float64 arithmetic around the row's maximum;
-``slack`` bounds its error, with an exponential of at most one unit in the last place and the factor ``|y - max|`` that
-an error of the exponent has.
+``slack`` bounds its error, with an exponential and a hyperbolic tangent of at most one unit in the last place and the
+factor ``|y - max|`` that an error of the exponent has. ``x / tanh(x)`` times the slope of the tangent is at most 1, so
+that a relative error of its argument is no larger in it.
 
 NaN in a query or key, or an infinity, makes every row NaN whose window has it; NaN in ``v`` makes its column NaN in
 these rows. In the others 0 times NaN may do so or not: the bounds leave the column open.
 Source: derived in this file; Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for the shift
-by the maximum. Not covered: dropout, soft caps, biases of positions.
+by the maximum. Not covered: dropout, biases of positions.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Attention:
     q_scale : Tensor ``[R]`` float32; k_scale, v_scale : Tensor ``[]`` float32.
     start, stop : Tensor ``[R]`` int64, the keys that a row sees, ``stop`` excluded.
     sink : Tensor ``[R]`` float64 or None, a score without a value.
+    cap : float or None, what no score exceeds.
     """
 
     q: Tensor
@@ -62,6 +65,7 @@ class Attention:
     start: Tensor
     stop: Tensor
     sink: Tensor | None = None
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         (rows, depth), keys = self.q.shape, self.k.shape[0]
@@ -75,6 +79,11 @@ class Attention:
     def factor(self) -> Tensor:
         """Float64 ``[R]``: what a dot product is multiplied with before the exponential."""
         return self.softmax_scale * self.q_scale.to(torch.float64) * self.k_scale.to(torch.float64)
+
+    def logits(self, scores: Tensor) -> Tensor:
+        """``y`` of dot products ``scores`` ``[R, N]``, float64 of that shape, a new tensor; NaN stays NaN."""
+        y = self.factor[:, None] * scores
+        return y if self.cap is None else y.div_(self.cap).tanh_().mul_(self.cap)
 
     def window(self) -> Tensor:
         """Bool ``[R, N]``: the keys that each row sees."""
@@ -191,7 +200,7 @@ def softmax(problem: Attention) -> Softmax:
     """The weights of one tile (:meth:`Attention.tiles`); a row whose window has a NaN score is NaN."""
     scores, hidden = problem.scores(), ~problem.window()
     some = bool(hidden.any())
-    y = problem.factor[:, None] * scores
+    y = problem.logits(scores)
     y = y.masked_fill_(hidden, -torch.inf) if some else y
     none = torch.zeros_like(problem.factor) - torch.inf
     sink = none if problem.sink is None else torch.where(problem.seen(), problem.sink, none)
@@ -199,7 +208,8 @@ def softmax(problem: Attention) -> Softmax:
     top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
     below = y - top[:, None]
     weights = torch.exp(below)
-    moved = below.abs_().add_(y.abs_()).add_(4.0).mul_(UNIT)
+    roundings = 1.0 if problem.cap is None else 5.0
+    moved = below.abs_().add_(y.abs_().mul_(roundings)).add_(4.0).mul_(UNIT)
     if not problem.codes:
         moved += problem.factor.abs()[:, None] * problem.score_errors()
     moved = moved.masked_fill_(hidden, 0.0) if some else moved

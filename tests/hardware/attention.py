@@ -65,7 +65,8 @@ def mha_fwd(inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[st
     left = options.get("window_size_left", -1)
     out, lse, *_ = vllm_fa3()(
         q, k, v, None, None, None, None, None, None, None, None, used, None, None, table, None, None, None, None, None,
-        *scales, options.get("softmax_scale") or q.shape[-1] ** -0.5, causal, left, 0 if causal else right, 0.0, True,
+        *scales, options.get("softmax_scale") or q.shape[-1] ** -0.5, causal, left, 0 if causal else right,
+        options.get("softcap", 0.0), True,
         None, options.get("num_splits", 1), None, 0, inputs.get("s_aux"), 1, 0, None,
     )  # fmt: skip  # the operator's 37 parameters, as its flash_attn_interface.py passes them
     return {"out": out, "softmax_lse": lse}
@@ -140,7 +141,8 @@ def unified(inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> Tensor:
     scale = options.get("softmax_scale") or q.shape[2] ** -0.5
     unified_attention(
         q, inputs["k"], inputs["v"], out, ends, int(ends.diff().max()), used, int(used.max()), scale, True,
-        (left, 0 if left >= 0 else -1), inputs["block_table"], 0.0, None, *of_keys, sinks=inputs.get("sinks"),
+        (left, 0 if left >= 0 else -1), inputs["block_table"],
+        options.get("softcap", 0.0), None, *of_keys, sinks=inputs.get("sinks"),
         kv_quant_mode=mode, **each, **parts,
     )  # fmt: skip  # the tensors, then the options
     return out
@@ -160,7 +162,8 @@ def decode(inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> Tensor:
     scale = options.get("sm_scale") or q.shape[2] ** -0.5
     decode_attention_fwd(
         q, inputs["k_buffer"], v, out, inputs["kv_indptr"], inputs["kv_indices"], partial, lse, splits, SEGMENTS, scale,
-        options.get("k_scale", 1.0), options.get("v_scale", 1.0), sinks=inputs.get("sinks"),
+        options.get("k_scale", 1.0), options.get("v_scale", 1.0), logit_cap=options.get("logit_cap", 0.0),
+        sinks=inputs.get("sinks"),
     )  # fmt: skip  # the tensors, then the options
     return out
 
@@ -177,6 +180,7 @@ def extend(inputs: Mapping[str, Tensor], options: Mapping[str, Any]) -> Tensor:
         q, inputs["k_extend"], inputs["v_extend"], out, inputs["k_buffer"], inputs["v_buffer"], ends,
         inputs["kv_indptr"], inputs["kv_indices"], None, True, None, int(ends.diff().max()),
         options.get("k_scale", 1.0), options.get("v_scale", 1.0), sm_scale=options.get("sm_scale"),
+        logit_cap=options.get("logit_cap", 0.0),
         sliding_window_size=options.get("sliding_window_size", -1), sinks=inputs.get("sinks"),
     )  # fmt: skip  # the tensors, then the options
     return out

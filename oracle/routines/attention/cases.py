@@ -150,6 +150,8 @@ def _mha_options(case: Case) -> dict[str, object]:
         options |= {"window_size_left": int(left), "window_size_right": int(right)}
     if case.option("splits"):
         options["num_splits"] = int(str(case.option("splits")))
+    if case.option("cap"):
+        options["softcap"] = float(str(case.option("cap")))
     return options | ({"softmax_scale": LN2} if case.family == "exact" else {})
 
 
@@ -234,6 +236,7 @@ def _unified(case: Case) -> dict[str, Tensor]:
 
 def _unified_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {"softmax_scale": LN2} if case.family == "exact" else {}
+    options |= {"softcap": float(str(case.option("cap")))} if case.option("cap") else {}
     return options | ({"window_size_left": int(str(case.option("window")))} if case.option("window") else {})
 
 
@@ -265,6 +268,7 @@ def _triton_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {"sm_scale": LN2} if case.family == "exact" else {}
     if case.option("scales") != "none" and case.family != "exact":
         options |= {"k_scale": 0.37, "v_scale": 1.7}
+    options |= {"logit_cap": float(str(case.option("cap")))} if case.option("cap") else {}
     return options | ({"sliding_window_size": int(str(case.option("window")))} if case.option("window") else {})
 
 
@@ -364,7 +368,7 @@ GRAMMARS = {
     "mha_fwd": Grammar(
         ("b", "s", "n", "h", "g", "d", "v"), ("e4m3xe4m3-bf16",), ("head",), FAMILIES, _mha, _mha_options,
         {"causal": ("1",), "window": ("40_0", "9_30"), "sink": ("1",), "used": ("1",), "scales": ("none",),
-         "pages": ("16",), "splits": ("2", "3")},
+         "pages": ("16",), "splits": ("2", "3"), "cap": ("2",)},
         listed=_mha_ids,
         shapes=(
             "b=2,s=12,n=150,h=6,g=2,d=64,v=64", "b=1,s=1,n=300,h=8,g=2,d=128,v=128",
@@ -387,18 +391,18 @@ GRAMMARS = {
     "unified_attention": Grammar(
         ("b", "m", "n", "h", "g", "d"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "e4m3xe4m3-bf16"), ("tensor",), FAMILIES,
         _unified, _unified_options,
-        {"window": ("9",), "sink": ("1",), "scales": ("none", "token"), "page": ("32",)},
+        {"window": ("9",), "sink": ("1",), "scales": ("none", "token"), "page": ("32",), "cap": ("2",)},
         listed=_ids, shapes=("b=2,m=5,n=130,h=6,g=2,d=64", "b=3,m=1,n=300,h=4,g=1,d=128", "b=1,m=9,n=40,h=2,g=2,d=96"),
     ),
     "decode_attention_fwd": Grammar(
         ("b", "n", "h", "g", "d", "v"), ("bf16xe4m3-bf16", "f16xe4m3-f16"), ("tensor",), FAMILIES, _triton,
-        _triton_options, {"sink": ("1",), "scales": ("none",)},
+        _triton_options, {"sink": ("1",), "scales": ("none",), "cap": ("2",)},
         listed=_ids,
         shapes=("b=2,n=150,h=6,g=2,d=64,v=64", "b=3,n=300,h=4,g=4,d=64,v=64", "b=1,n=70,h=16,g=1,d=288,v=256"),
     ),
     "extend_attention_fwd": Grammar(
         ("b", "m", "n", "h", "g", "d", "v"), ("bf16xe4m3-bf16", "f16xe4m3-f16"), ("tensor",), FAMILIES, _triton,
-        _triton_options, {"window": ("9",), "sink": ("1",), "scales": ("none",)},
+        _triton_options, {"window": ("9",), "sink": ("1",), "scales": ("none",), "cap": ("2",)},
         listed=_ids, shapes=("b=2,m=9,n=150,h=6,g=2,d=64,v=64", "b=3,m=1,n=60,h=4,g=4,d=64,v=64"),
     ),
     "flash_mla_with_kvcache": Grammar(
@@ -431,6 +435,7 @@ GOLDENS = (
     "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/family=ramp/seed=7",
     "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/causal=1/family=randn/seed=7",
     "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=3,n=20,h=2,g=2,d=32,v=16/sink=1/family=randn/seed=7",
+    "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=3,n=20,h=2,g=1,d=32,v=16/cap=2/family=randn/seed=7",
     "single_prefill_with_kv_cache/e4m3xe4m3-bf16/head/m=4,n=20,h=2,g=1,d=64/causal=1/family=randn/seed=7",
     "BatchPrefillWithRaggedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/window=9/family=randn/seed=7",
     "BatchPrefillWithPagedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/causal=1/page=1/family=ramp/seed=7",
@@ -438,6 +443,8 @@ GOLDENS = (
     "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/scales=token/family=ramp/seed=7",
     "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=20,h=2,g=1,d=32,v=16/sink=1/family=randn/seed=7",
     "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
+    "unified_attention/bf16xe4m3-bf16/tensor/b=1,m=2,n=12,h=2,g=1,d=32/cap=2/family=randn/seed=7",
+    "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=12,h=2,g=1,d=32,v=16/cap=2/family=randn/seed=7",
     "merge_attn_states/bf16xbf16-bf16/row/m=4,h=2,d=8/context=3/family=randn/seed=7",
     "merge_attn_states/bf16xbf16-e4m3/row/m=4,h=2,d=8/family=randn/seed=7",
     "merge_state_v2/f16xf16-f16/row/m=4,h=2,d=8/none=1/family=randn/seed=7",

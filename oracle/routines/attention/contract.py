@@ -2,7 +2,7 @@
 pipeline, and what is admitted.
 
 Source: vllm-project/flash-attention ``hopper/`` @617264c, FlashInfer 0.6.18, vLLM 0.20.2 and SGLang 0.5.10, as each
-contract says. Not covered: soft caps, rotary embedding, keys that are appended in the call, context parallelism, E5M2.
+contract says. Not covered: rotary embedding, keys that are appended in the call, context parallelism, E5M2.
 """
 
 from __future__ import annotations
@@ -152,6 +152,10 @@ class AttentionContract(Contract):
         """At most so many blocks share the keys of a row."""
         return 1
 
+    def capped(self, call: Call) -> bool:
+        """Whether scores have a soft cap."""
+        return any(place.problem.cap is not None for place in self._places(call))
+
     def narrow(self, inputs: Inputs) -> torch.dtype | None:
         """The dtype to which float32 arithmetic may round P; None: it does not."""
         return None
@@ -259,7 +263,7 @@ class AttentionContract(Contract):
             return True
 
         def predictions() -> Iterator[Prediction]:
-            if name not in self.plain and splits == 1 and pipeline(name).modelled:
+            if name not in self.plain and splits == 1 and pipeline(name).modelled and not self.capped(call):
                 mask = self._specified(call)[first]
                 total = math.prod(self.shape(call.inputs)) if mask is None else int(mask.sum())
                 yield Prediction(f"bits of {name}", name, total, same)
@@ -271,6 +275,8 @@ class AttentionContract(Contract):
             if splits > 1 or (name in self.plain and name != IEEE32):  # rows of several walks, or of other operands
                 return True
             row = self._row(call, outputs, worst)
+            if name not in self.plain and self.capped(call):
+                return bool(row.held_by([pipeline(name)]))
             if name in self.plain:
                 return row.lies_in(self._edges(call, row.problem, name, splits))
             walk = walk_of_row(row.place.problem, pipeline(name), row.number)
@@ -367,8 +373,9 @@ class AttentionContract(Contract):
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
-            any_sums = f"sums of {name} in any order"
-            return any_sums if pipeline(name).modelled else _of_codes(name, predicted=False)
+            if self.capped(call) or not pipeline(name).modelled:
+                return _of_codes(name, predicted=pipeline(name).modelled)
+            return f"sums of {name} in any order"
         narrow = self.narrow(call.inputs)
         of_p = "P not rounded" if narrow is None else f"P rounded to {str(narrow).removeprefix('torch.')} or not"
         return f"float32 in any order, {of_p}" + ("" if name == IEEE32 else f", operands as in {name}")
@@ -486,8 +493,9 @@ class AttentionContract(Contract):
             if not self.lse_sink and problem.sink is not None:
                 without = float32_bound(replace(problem, sink=None), self.narrow(call.inputs))
                 parts = [replace(parts[0], lse_low=without.lse_low, lse_high=without.lse_high)]
-        elif not pipeline(name).modelled:
-            parts = [codes_bound(problem, pipeline(name), predicted=False)]
+        elif not pipeline(name).modelled or problem.cap is not None:
+            predicted = pipeline(name).modelled  # a soft cap leaves the scores of the instruction known
+            parts = [codes_bound(problem, pipeline(name) if splits == 1 else ANY, predicted=predicted)]
         elif splits == 1:
             parts = [pipeline_bound(walk, pipeline(name)) for walk in walks(problem, pipeline(name))]
         else:
@@ -653,7 +661,7 @@ def _spread(problem: Attention) -> float:
     """By how much the largest score of a row exceeds its least one, of the row where that is most, in nats."""
     if not problem.k.shape[0] or not bool(problem.seen().any()):
         return 0.0
-    y, window = (problem.factor[:, None] * problem.scores()).nan_to_num(nan=0.0), problem.window()
+    y, window = problem.logits(problem.scores()).nan_to_num(nan=0.0), problem.window()
     top, low = y.masked_fill(~window, -torch.inf).amax(dim=1), y.masked_fill(~window, torch.inf).amin(dim=1)
     return float((top - low)[problem.seen()].amax())
 
@@ -712,6 +720,16 @@ def positive_or_none(name: str, options: Options, option: str) -> None:
     scale = options[option]
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
         raise OptionError(f"{name}: {option}={scale!r}; pass a positive finite number, or None for D^-0.5")
+
+
+def cap_of(name: str, options: Options, option: str) -> float | None:
+    """The soft cap; None of 0.
+
+    Raises OptionError: the option is neither 0 nor a positive finite number."""
+    cap = options[option]
+    if not (isinstance(cap, int | float) and 0 <= cap < math.inf):
+        raise OptionError(f"{name}: {option}={cap!r}; pass 0 for none, or a positive finite number")
+    return float(cap) or None
 
 
 def window_size(name: str, options: Options, option: str) -> None:

@@ -234,6 +234,29 @@ def _queries(problem: Attention) -> int:
     return int(problem.stop[-1] - problem.stop[0]) + 1 if len(problem.stop) else 0
 
 
+CAPS = ("softcap", "logit_cap")
+CAPPED = need(lambda call: any(call.resolved.get(name) for name in CAPS), "there is no soft cap")
+NEAR = "every score is far below the cap"
+fault(
+    "soft cap {}",
+    VALUE,
+    needs=CAPPED,
+    over=(
+        way(
+            "left out",
+            lambda p: replace(p, cap=None),
+            seen="no public thread: a backend that has no soft cap takes the call",
+        ),
+        way(
+            "before the softmax scale",
+            lambda p: replace(p, cap=p.cap and p.cap * p.softmax_scale),
+            seen="no public thread: Gemma 2 caps the scaled score",
+        ),
+    ),
+    product=lambda change: change,
+    same_if=NEAR,
+    admissible_if=NEAR,
+)
 LEFT = ("window_size_left", "window_left", "sliding_window_size")
 
 
