@@ -364,6 +364,9 @@ def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
         return Walk(problem, out, out.to(torch.float64), (), top, c, torch.zeros_like(c))
     dots, order = pipeline.capped(problem, _product(problem.q, problem.k)), tiles(keys, width, pipeline)
     lanes, top, steps = _softmax(dots, problem, pipeline, c, order)
+    whole = _rescaled(steps, problem.v, width) if pipeline.promoted and dots.is_cuda else None
+    if whole is not None:
+        return _divided(problem, pipeline, c, whole, lanes, top, steps)
     for step, tile_sum in zip(steps, _tile_sums(steps, problem.v, width, pipeline), strict=True):
         kept = out if step.factor is None else out * step.factor.to(torch.float32)[:, None]
         if tile_sum is None:
@@ -496,6 +499,25 @@ def softmax_tiles(
         top = grown
         steps.append(Step(tile, codes, x.to(torch.float32), a))
     return lanes, top, tuple(steps)
+
+
+def _rescaled(steps: tuple[Step, ...], v: Tensor, width: int) -> Tensor | None:
+    """The sums of all tiles, each added to what was before times its factor, float32 ``[R, Dv]``, by the engine of a
+    device; None where it does not give them."""
+    engine = _compiled("engine_cuda")
+    if engine is None or len(steps) < 2:
+        return None
+    codes, columns = [], []
+    for step in steps:  # zeros add nothing
+        short = (0, width - step.codes.shape[1])
+        codes.append(torch.nn.functional.pad(step.codes.view(torch.uint8), short))
+        columns.append(torch.nn.functional.pad(v[step.keys].view(torch.uint8).t(), short))
+    ones = torch.ones_like(steps[0].x[:, 0])
+    factors = torch.stack([ones if step.factor is None else step.factor.to(torch.float32) for step in steps], dim=1)
+    a, b = (torch.cat(parts, dim=1).view(v.dtype) for parts in (codes, columns))
+    product = ScaledProduct(a, b, factors, torch.ones_like(factors[:1]), block=width, b_rows=len(b))
+    sums: Tensor | None = engine.decaying(product, _chains_of(width))
+    return sums
 
 
 def _tile_sums(steps: tuple[Step, ...], v: Tensor, width: int, pipeline: Pipeline) -> Iterator[Tensor | None]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -29,9 +28,9 @@ from oracle.numbers.formats import of_dtype
 from oracle.tensorcore import cuda_sums
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
-from oracle.tensorcore.packing import INSIDE, PROMOTE, UNROLL, Packed, code_table, plan, scale_mode, supported
+from oracle.tensorcore.packing import INSIDE, OF_TOTAL, PROMOTE, UNROLL, Packed, code_table, plan, scale_mode, supported
 from oracle.tensorcore.predict import finish, predict_product, store
-from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule
+from oracle.tensorcore.schedules import Promotion, Scales, Schedule
 from oracle.truth.gemm import ScaledProduct
 
 BM, BN = 64, 128  # output tile of a program: fewer rows or columns than its 256 threads, so vectors stay in registers
@@ -74,20 +73,16 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     return out
 
 
-def blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
-    """Float32 ``[B, M, N]``: what the kernel gives of each K block alone; None where a chain is no K block, or a factor
-    is applied to the whole sum."""
-    plain = product.bias is None and product.c is None and product.alpha is None
-    if not plain or schedule.epilogue is not Epilogue.NONE or schedule.interval != product.block:
+def decaying(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
+    """Float32 ``[M, N]``: the chains of all K blocks, of which each is added to ``fl(total a_scale)`` with the scale of
+    its row and block; None where no kernel gives them, or a code is NaN. ``b_scale`` is not read."""
+    order = plan(product, schedule)
+    kernels = cuda_sums.kernels(product, schedule, order.group, OF_TOTAL)
+    if kernels is None or not (product.left.finite and product.right.finite):
         return None
-    parts = []
-    for number in range(product.B):
-        ks, own = (slice(number * step, (number + 1) * step) for step in (product.block, 1))
-        a, b = product.a[:, ks], product.b[:, ks]
-        of_a, of_b = product.a_scale[:, own], product.b_scale[:, own]
-        part = replace(product, a=a, b=b, a_scale=of_a, b_scale=of_b, block=a.shape[1])
-        parts.append(predict(part, schedule, out_dtype=torch.float32))
-    return torch.stack(parts)
+    out = torch.empty((product.M, product.N), dtype=torch.float32, device=product.a.device)
+    kernels.store(product, schedule, *_uniform(order, product.a.device), out)
+    return out
 
 
 def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, slice, ScaledProduct, Tensor]]:

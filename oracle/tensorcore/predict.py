@@ -107,7 +107,7 @@ def _on_the_cpu(product: ScaledProduct) -> ScaledProduct | None:
 
 def predict_blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
     """Float32 ``[B, M, N]``: the bits of every K block alone; None where no engine gives them together."""
-    if product.B == 1 or schedule.why_not(product, out_dtype=torch.float32):
+    if product.a.is_cuda or product.B == 1 or schedule.why_not(product, out_dtype=torch.float32):
         return None
     if schedule.dequantises or schedule.widens or schedule.split is not None:
         return None
