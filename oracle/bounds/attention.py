@@ -269,6 +269,8 @@ class Scores:
 
 def _scores(problem: Attention, predicted: bool) -> tuple[Tensor, Tensor]:
     """Scores ``[R, N]``, NaN where a NaN enters, and how far a kernel's may be from them."""
+    if not problem.codes:
+        return problem.scores(), problem.score_errors() + torch.zeros_like(problem.q[:, :1] @ problem.k[:, :1].t())
     if predicted or not problem.k.shape[0]:
         return (s := scores(problem) if predicted else problem.scores()), torch.zeros_like(s)
     one = torch.ones((1, 1), dtype=torch.float32, device=problem.q.device)

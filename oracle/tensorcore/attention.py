@@ -86,6 +86,8 @@ class Pipeline:
     from_window : of a call with a window to the left, tiles are counted from the first key of the block's first row.
     modelled : its products are those of the instruction; without it of any accumulator, so that no bits follow.
     free : nothing is said of its tiles: a code is within half a step of P with a lift of at least 2^8.
+    integers : scores are exact sums of INT8 codes, times scales; how these are multiplied is not said, so that no bits
+        follow.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Pipeline:
     from_window: bool = True
     modelled: bool = True
     free: bool = False
+    integers: bool = False
 
     def tile(self, depth: int, rows: int) -> int:
         """Keys of a tile for this head dim and so many rows of one head of keys."""
@@ -121,6 +124,9 @@ class Pipeline:
     def why_not(self, problem: Attention) -> str | None:
         """The reason for which this pipeline cannot compute a problem, or None."""
         depth = max(problem.q.shape[1], problem.v.shape[1])
+        if self.integers:
+            coded = not problem.codes and problem.v.dtype.itemsize == 1
+            return None if coded else f"{self.name} multiplies INT8 queries and keys, and E4M3 values"
         if not problem.coded:
             return f"{self.name} multiplies E4M3 codes; queries, keys or values are wider"
         if depth > self.keys[-1][0]:
@@ -140,7 +146,7 @@ class Pipeline:
 
     def capped(self, problem: Attention, dots: Tensor) -> Tensor:
         """What is multiplied by :meth:`factor`: dot products ``dots`` ``[R, N]``, float32, or with a soft cap their
-        tangents, rounded from exact ones: ``tanh.approx`` has no model."""
+        tangents, rounded from exact ones: ``tanh.approx`` has no model. NaN stays NaN."""
         if problem.cap is None:
             return dots
         scale = float(np.float32(np.float32(problem.softmax_scale) / np.float32(problem.cap)))
@@ -149,7 +155,7 @@ class Pipeline:
 
     def value_scale(self, problem: Attention | Stack) -> Tensor:
         """What multiplies the reciprocal of ``l`` at the end, without the gain of P: a float64 value of float32,
-        ``[]`` (of a stack ``[Z R]``); a NaN scale stays NaN."""
+        ``[]`` (of a stack ``[Z R]``) or that of each column ``[Dv]``; a NaN scale stays NaN."""
         scale = problem.v_scale.to(torch.float64)
         return scale if self.gain == 1.0 else f32(scale * float(np.float32(1.0 / self.gain)))
 
@@ -362,7 +368,8 @@ def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
     if not keys:
         top = torch.full((rows,), -torch.inf, dtype=torch.float64, device=c.device)
         return Walk(problem, out, out.to(torch.float64), (), top, c, torch.zeros_like(c))
-    dots, order = pipeline.capped(problem, _product(problem.q, problem.k)), tiles(keys, width, pipeline)
+    dots = problem.scores().to(torch.float32) if pipeline.integers else _product(problem.q, problem.k)
+    dots, order = pipeline.capped(problem, dots), tiles(keys, width, pipeline)
     lanes, top, steps = _softmax(dots, problem, pipeline, c, order)
     whole = _rescaled(steps, problem.v, width) if pipeline.promoted and dots.is_cuda else None
     if whole is not None:
@@ -395,8 +402,12 @@ def _divided(
         total = f32(total + torch.where(problem.seen(), added_, torch.zeros_like(added_)))
     inverse = mufu.reciprocal(total)
     inverse = torch.where((total == 0) | torch.isnan(total), torch.zeros_like(inverse), inverse)
-    inverse = f32(inverse * pipeline.value_scale(problem)).to(torch.float32)
-    return Walk(problem, out * inverse[:, None], out.to(torch.float64), steps, top, c, total)
+    scale = pipeline.value_scale(problem)
+    if isinstance(problem, Attention) and scale.dim():  # one for each column
+        stored = out * inverse.to(torch.float32)[:, None] * scale.to(torch.float32)
+    else:
+        stored = out * f32(inverse * scale).to(torch.float32)[:, None]
+    return Walk(problem, stored, out.to(torch.float64), steps, top, c, total)
 
 
 def together(problems: Sequence[Attention], pipeline: Pipeline) -> list[list[int]]:
@@ -642,6 +653,18 @@ PIPELINES = MappingProxyType(
                 keys=((64, 160), (96, 128), (128, 224), (192, 160), (256, 128)),
                 rows=((96, 192), (256, 128)),
                 promoted=False,
+            ),
+            replace(
+                TILE_SUMS,
+                name="sm90.sage",
+                seen_in="SageAttention 2.2 csrc/qattn/qk_int_sv_f8_cuda_sm90.cu, read",
+                status=Status.LITERATURE,
+                keys=((256, 128),),
+                few_keys=(),
+                lift=float(np.float32(8.807)),
+                backward=False,
+                from_window=False,
+                integers=True,
             ),
             replace(
                 TILE_SUMS,

@@ -47,8 +47,11 @@ def runs_on(device: torch.device) -> bool:
 def softmax_rows(
     scores: Tensor, start: Tensor, stop: Tensor, c: Tensor, tiles: list[slice], pipeline: Pipeline
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As :func:`oracle.tensorcore.cpu_attention.softmax_rows`: ``x`` and codes of P ``[R, N]``, the factors ``a``
-    ``[T, R]`` (1 in the first tile), lanes ``[R, 4]`` and the last maximum ``[R]``: float32, codes uint8."""
+    """``x`` and codes of P ``[R, N]``, the factors ``a`` ``[T, R]`` (1 in the first tile), lanes ``[R, 4]`` and the
+    last maximum ``[R]``: float32, codes uint8.
+
+    ``scores`` ``[R, N]`` and ``c`` ``[R]`` are float32, ``start`` and ``stop`` ``[R]`` int64; ``tiles`` in the order of
+    the walk. A NaN score makes its row sum NaN and has the code 0x7F."""
     (rows, keys), device = scores.shape, scores.device
     x = torch.empty((rows, keys), dtype=torch.float32, device=device)
     codes = torch.empty((rows, keys), dtype=torch.uint8, device=device)
@@ -64,7 +67,8 @@ def softmax_rows(
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """The chains over the products of codes ``q`` ``[Z, R, D]`` and ``k`` ``[Z, N, D]``, float32 ``[Z, R, N]``."""
+    """The chains over the products of codes ``q`` ``[Z, R, D]`` and ``k`` ``[Z, N, D]``, E4M3 or their bytes: float32
+    ``[Z, R, N]``, NaN where a code is."""
     (several, rows, depth), keys = q.shape, k.shape[1]
     out = torch.empty((several, rows, keys), dtype=torch.float32, device=q.device)
     height = _height(rows)
@@ -76,8 +80,8 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
 
 
 def sums(codes: Tensor, v: Tensor, factors: Tensor, tiles: list[slice], *, promoted: bool) -> Tensor:
-    """``O`` before it is divided, float32 ``[Z, R, Dv]``, of P ``[Z, R, N]`` and ``v`` ``[Z, N, Dv]``, codes, and
-    ``factors`` ``[T, Z R]``, float32."""
+    """``O`` before it is divided, float32 ``[Z, R, Dv]``, of P, ``codes`` ``[Z, R, N]``, and ``v`` ``[Z, N, Dv]``, E4M3
+    or their bytes, and ``factors`` ``[T, Z R]``, float32; NaN where a code is."""
     (several, rows, keys), width = codes.shape, v.shape[2]
     out = torch.empty((several, rows, width), dtype=torch.float32, device=v.device)
     height = _height(rows)

@@ -49,7 +49,7 @@ class Attention:
     ----------
     q : Tensor ``[R, D]``, k : ``[N, D]``, v : ``[N, Dv]``, codes of E4M3, or values: 16-bit or float64.
     softmax_scale : float
-    q_scale : Tensor ``[R]`` float32; k_scale, v_scale : Tensor ``[]`` float32.
+    q_scale : Tensor ``[R]`` float32; k_scale : Tensor ``[]`` float32; v_scale : ``[]`` or ``[Dv]`` float32.
     start, stop : Tensor ``[R]`` int64, the keys that a row sees, ``stop`` excluded.
     sink : Tensor ``[R]`` float64 or None, a score without a value.
     cap : float or None, what no score exceeds.

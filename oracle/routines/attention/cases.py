@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.routines import data
+from oracle.routines.attention.sage import BLOCK, WARP, slots
+from oracle.routines.attention.sage import TILE as KEYS
 from oracle.routines.case import Case, Grammar, seeds
 from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
 
@@ -25,8 +27,15 @@ HOT = 7.5
 
 
 def _operands(case: Case, queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> list[Tensor]:
-    """``q`` ``[.., H, D]``, ``k`` and ``v`` ``[.., N, G, ..]``, codes of E4M3; a ramp rises for the first KV head and
-    falls for the next, ``fall`` the other way round."""
+    """``q`` ``[.., H, D]``, ``k`` and ``v`` ``[.., N, G, ..]``, codes of E4M3, of :func:`_drawn`."""
+    return _coded(case, *_drawn(case, queries, keys, values))
+
+
+def _drawn(
+    case: Case, queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """``q``, ``k`` and ``v``, float64; a ramp rises for the first KV head and falls for the next, ``fall`` the other
+    way round."""
     q, k, v = (case.stream(name).normals(shape) for name, shape in zip("qkv", (queries, keys, values), strict=True))
     (*_, n, of_keys, depth), family = keys, case.family
     along = np.where(case.stream("direction").integers(0, 2, (depth,)) == 1, 1.0, -1.0) / depth**0.5
@@ -46,7 +55,7 @@ def _operands(case: Case, queries: tuple[int, ...], keys: tuple[int, ...], value
         q = 1.5 * q
     if family == "ones":
         q, v = 2.0 * q, np.ones_like(v)
-    return _coded(case, q, k, v)
+    return q, k, v
 
 
 def _coded(case: Case, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> list[Tensor]:
@@ -299,6 +308,43 @@ def _mla_options(case: Case) -> dict[str, object]:
     return {"softmax_scale": LN2} if case.family == "exact" else {}
 
 
+def _sage(case: Case) -> dict[str, Tensor]:
+    """Codes of INT8 with a scale for every 16 queries and 128 keys; scales of values that are no powers of two."""
+    b, s, n, h, g, d = (case[name] for name in "bsnhgd")
+    q, k, v = _drawn(case, (b, s, h, d), (b, n, g, d), (b, n, g, d))
+    exact = case.family == "exact"
+    query, of_q = _int8(q, WARP, -(-s // BLOCK) * (BLOCK // WARP), exact)
+    key, of_k = _int8(k, KEYS, -(-n // KEYS), exact)
+    padded = np.zeros((b, -(-n // KEYS) * KEYS, g, d))
+    padded[:, slots(n, torch.device("cpu")).numpy()] = v
+    codes = data.encoded(np.ascontiguousarray(padded.transpose(0, 3, 2, 1)), torch.float8_e4m3fn)
+    of_v = torch.ones(b, g, d, dtype=torch.float32, device="cpu")
+    if not exact and case.option("scales") != "none":
+        of_v = data.scales(case.label("value_scale"), "randn", (b, g, d)) * UNIT_SCORES
+    scales = {"query_scale": of_q, "key_scale": of_k, "value_scale": of_v}
+    return {"query": query, "key": key, "value": codes} | scales
+
+
+def _int8(x: NDArray[Any], size: int, count: int, exact: bool) -> tuple[Tensor, Tensor]:
+    """Codes of ``x`` ``[B, S, H, D]`` with a scale for every ``size`` rows, float32 ``[B, H, count]``; of integers with
+    the scale 1."""
+    batch, rows, heads, depth = x.shape
+    padded = np.zeros((batch, count * size, heads, depth))
+    padded[:, :rows] = x
+    blocks = padded.reshape(batch, count, size, heads, depth)
+    scale = np.maximum(np.abs(blocks).max(axis=(2, 4)), 1e-7) / 127.0
+    scale = np.ones_like(scale) if exact else scale.astype(np.float32).astype(np.float64)
+    codes = np.clip(np.rint(blocks / scale[:, :, None, :, None]), -127, 127)
+    codes = codes.reshape(padded.shape)[:, :rows].astype(np.int8)
+    return torch.from_numpy(codes), torch.from_numpy(scale.transpose(0, 2, 1).astype(np.float32).copy())
+
+
+def _sage_options(case: Case) -> dict[str, object]:
+    options: dict[str, object] = {"out_dtype": case.out_dtype}
+    options |= {"is_causal": True} if case.option("causal") else {}
+    return options | ({"sm_scale": LN2} if case.family == "exact" else {})
+
+
 def _merge(case: Case) -> dict[str, Tensor]:
     """Log-sum-exps around each other; of option ``none`` some rows have no keys in one state or both: -inf, and
     inf in the second state, or the first."""
@@ -410,6 +456,12 @@ GRAMMARS = {
         {"sink": ("1",), "absent": ("none", "all"), "page": ("16",)},
         listed=_ids, shapes=("b=1,s=3,h=64,t=64,n=100", "b=2,s=1,h=64,t=128,n=200", "b=1,s=1,h=128,t=64,n=64"),
     ),
+    "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf": Grammar(
+        ("b", "s", "n", "h", "g", "d"), ("i8xe4m3-bf16", "i8xe4m3-f16"), ("warp",), FAMILIES[:6], _sage, _sage_options,
+        {"causal": ("1",), "scales": ("none",)},
+        listed=_ids,
+        shapes=("b=2,s=20,n=150,h=4,g=2,d=64", "b=1,s=70,n=300,h=2,g=1,d=128", "b=1,s=40,n=40,h=3,g=3,d=64"),
+    ),
     "merge_attn_states": Grammar(
         ("m", "h", "d"), ("bf16xbf16-bf16", "f16xf16-f16", "f32xf32-f32", "bf16xbf16-e4m3"), ("row",),
         ("randn", "far", "ones"), _merge, _merge_options, {"none": ("1", "first"), "context": ("7", "3", "0")},
@@ -445,6 +497,7 @@ GOLDENS = (
     "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
     "unified_attention/bf16xe4m3-bf16/tensor/b=1,m=2,n=12,h=2,g=1,d=32/cap=2/family=randn/seed=7",
     "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=12,h=2,g=1,d=32,v=16/cap=2/family=randn/seed=7",
+    "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf/i8xe4m3-bf16/warp/b=1,s=2,n=18,h=1,g=1,d=64/causal=1/family=randn/seed=7",
     "merge_attn_states/bf16xbf16-bf16/row/m=4,h=2,d=8/context=3/family=randn/seed=7",
     "merge_attn_states/bf16xbf16-e4m3/row/m=4,h=2,d=8/family=randn/seed=7",
     "merge_state_v2/f16xf16-f16/row/m=4,h=2,d=8/none=1/family=randn/seed=7",

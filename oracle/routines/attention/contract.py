@@ -263,7 +263,7 @@ class AttentionContract(Contract):
             return True
 
         def predictions() -> Iterator[Prediction]:
-            if name not in self.plain and splits == 1 and pipeline(name).modelled and not self.capped(call):
+            if name not in self.plain and splits == 1 and _has_bits(pipeline(name)) and not self.capped(call):
                 mask = self._specified(call)[first]
                 total = math.prod(self.shape(call.inputs)) if mask is None else int(mask.sum())
                 yield Prediction(f"bits of {name}", name, total, same)
@@ -275,7 +275,7 @@ class AttentionContract(Contract):
             if splits > 1 or (name in self.plain and name != IEEE32):  # rows of several walks, or of other operands
                 return True
             row = self._row(call, outputs, worst)
-            if name not in self.plain and self.capped(call):
+            if name not in self.plain and (self.capped(call) or not _has_bits(pipeline(name))):
                 return bool(row.held_by([pipeline(name)]))
             if name in self.plain:
                 return row.lies_in(self._edges(call, row.problem, name, splits))
@@ -373,6 +373,8 @@ class AttentionContract(Contract):
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
+            if pipeline(name).integers:
+                return f"codes of P as in {name} from exact scores, exponentials and sums of any"
             if self.capped(call) or not pipeline(name).modelled:
                 return _of_codes(name, predicted=pipeline(name).modelled)
             return f"sums of {name} in any order"
@@ -493,7 +495,7 @@ class AttentionContract(Contract):
             if not self.lse_sink and problem.sink is not None:
                 without = float32_bound(replace(problem, sink=None), self.narrow(call.inputs))
                 parts = [replace(parts[0], lse_low=without.lse_low, lse_high=without.lse_high)]
-        elif not pipeline(name).modelled or problem.cap is not None:
+        elif not _has_bits(pipeline(name)) or problem.cap is not None:
             predicted = pipeline(name).modelled  # a soft cap leaves the scores of the instruction known
             parts = [codes_bound(problem, pipeline(name) if splits == 1 else ANY, predicted=predicted)]
         elif splits == 1:
@@ -655,6 +657,10 @@ def _walked(
         for place in some:
             near = place.problem.near()
             yield [place], value(walks(near, chosen), near.seen())
+
+
+def _has_bits(chosen: Pipeline) -> bool:
+    return chosen.modelled and not chosen.integers
 
 
 def _spread(problem: Attention) -> float:

@@ -216,6 +216,37 @@ def latent(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[in
     return {"out": out, "softmax_lse": lse}
 
 
+def sage(i: Mapping[str, Array], o: Mapping[str, object]) -> list[int]:
+    """``qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf``: ``[B, S, H, D]``."""
+    (batch, queries, heads, depth), (_, keys, of_keys, _) = i["query"].shape, i["key"].shape
+    scale = Fraction(float(str(o["sm_scale"]))) if o.get("sm_scale") else Fraction(depth**-0.5)
+    swapped = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+    of_q, of_k, of_v = (i[f"{name}_scale"].rows() for name in ("query", "key", "value"))
+    columns, out = i["value"].rows(), [0] * (batch * queries * heads * depth)
+    for b in range(batch):
+        for h in range(heads):
+            g = h // (heads // of_keys)
+            rows = _part(i["query"], b * queries * heads + h, heads, queries)
+            q = [[_number(x) * _number(of_q[b * heads + h][s // 16]) for x in row] for s, row in enumerate(rows)]
+            rows = _part(i["key"], b * keys * of_keys + g, of_keys, keys)
+            k = [[_number(x) * _number(of_k[b * of_keys + g][n // 128]) for x in row] for n, row in enumerate(rows)]
+            v = [
+                [
+                    _number(columns[(b * depth + d) * of_keys + g][n - n % 16 + swapped.index(n % 16)])
+                    * _number(of_v[b * of_keys + g][d])
+                    for d in range(depth)
+                ]
+                for n in range(keys)
+            ]
+            windows = [(0, min(keys, s + 1) if o.get("is_causal") else keys) for s in range(queries)]
+            dtype = str(o.get("out_dtype", "bfloat16"))
+            codes, _ = _rows(q, k, v, scale, Fraction(1), windows, None, dtype, Fraction(1))
+            for s in range(queries):
+                at = ((b * queries + s) * heads + h) * depth
+                out[at : at + depth] = codes[s]
+    return out
+
+
 def merge(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int]]:
     """``merge_attn_states``, ``merge_state_v2`` and ``merge_state``: the output, and the log-sum-exp."""
     of_vllm = "prefix_output" in i
