@@ -46,7 +46,8 @@ def column_sums(
 ) -> None:
     """Writes into ``sums`` ``[7]``: middle, radius, what the accumulator lost, the size of all products, the row sum,
     its error, and the last maximum, of the exponents ``y``, errors ``eps`` and values ``v`` of keys ``[N]``, float64,
-    of which the row sees ``first`` to ``last``; ``spans`` int64 ``[T, 2]`` in the order of the walk. NaN does not enter."""
+    of which the row sees ``first`` to ``last``; ``spans`` int64 ``[T, 2]`` in the order of the walk. NaN does not
+    enter."""
     top = -np.inf
     middle = radius = lost = size = total = of_sum = 0.0
     for t in range(len(spans)):
