@@ -94,6 +94,7 @@ def mha_fwd(
     is_causal: bool = False,
     window_size_left: int = -1,
     window_size_right: int = -1,
+    softcap: float = 0.0,
     num_splits: int = 1,
     check: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -120,6 +121,8 @@ def mha_fwd(
         ``[H]`` bfloat16, the score of a sink for each head; None: no sink.
     softmax_scale
         None: ``D ** -0.5``.
+    softcap
+        C of ``C tanh(y / C)``, which a score becomes; 0: no soft cap.
     num_splits
         At most so many blocks share the keys of a row, 1 to 256.
     check
@@ -164,12 +167,14 @@ def mha_fwd(
             raise OptionError(f"{name}={shown(size)}; pass -1 or a number of keys")
     if not 1 <= num_splits <= MOST_SPLITS:
         raise OptionError(f"num_splits={shown(num_splits)}; pass 1 to {MOST_SPLITS}")
+    if softcap != 0:
+        checks.number("softcap", softcap)
     factor = _scale("softmax_scale", softmax_scale, depth)
     device = checks.same_device(q=q, k=k, v=v, seqused_k=seqused_k, page_table=pages, s_aux=s_aux, **scales)
     if is_compiling():
         outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.mha_fwd(
             q, k, v, q_descale, k_descale, v_descale, seqused_k, pages, s_aux, softmax_scale, is_causal,
-            window_size_left, window_size_right, num_splits, check,
+            window_size_left, window_size_right, softcap, num_splits, check,
         )  # fmt: skip  # the operands, then the options
         return outputs
     run = route("attention", device, ("head_dim", depth), ("n", width))
@@ -180,7 +185,7 @@ def mha_fwd(
         out, lse = _fa3_fake(q, k, v)
         return out.zero_(), lse.fill_(-torch.inf)
     of_heads, window = (q_descale, k_descale, v_descale), (window_size_left, 0 if is_causal else window_size_right)
-    operands = Attended(q, k, v, of_heads, seqused_k, pages, s_aux, factor, window, is_causal, num_splits)
+    operands = Attended(q, k, v, of_heads, seqused_k, pages, s_aux, factor, window, is_causal, num_splits, softcap)
     return run.attention(operands)
 
 

@@ -55,8 +55,8 @@ class Attended(NamedTuple):
         Of scores.
     window
         Keys to the left and to the right of a query; -1 for any number.
-    causal, splits
-        As of the verb.
+    causal, splits, cap
+        As of the verb; the soft cap is 0 for none.
     """
 
     q: Tensor
@@ -70,6 +70,7 @@ class Attended(NamedTuple):
     window: tuple[int, int]
     causal: bool
     splits: int
+    cap: float = 0.0
 
 
 WideLinear = Callable[[Tensor, Tensor, Tensor], Tensor]

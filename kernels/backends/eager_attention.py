@@ -17,12 +17,13 @@ from .declaration import Attended, OfHeads
 
 
 def _weighed(
-    q: Tensor, k: Tensor, v: Tensor, factor: Tensor, seen: Tensor, sink: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, factor: Tensor, seen: Tensor, sink: Tensor | None, cap: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One KV head: ``q`` ``[R, D]``, ``k`` ``[N, D]``, ``v`` ``[N, V]`` float32, ``factor`` and ``sink`` ``[R]``, and
-    the keys ``seen`` bool ``[R, N]``; the output ``[R, V]`` and the log-sum-exps ``[R]`` with and without the sink,
-    float32."""
+    """One KV head, with a soft ``cap`` or 0: ``q`` ``[R, D]``, ``k`` ``[N, D]``, ``v`` ``[N, V]`` float32, ``factor``
+    and ``sink`` ``[R]``, and the keys ``seen`` bool ``[R, N]``; the output ``[R, V]`` and the log-sum-exps ``[R]`` with
+    and without the sink, float32."""
     scores = (q @ k.t()) * factor[:, None]
+    scores = torch.tanh(scores / cap) * cap if cap else scores
     scores = scores.masked_fill(~seen, -math.inf)
     top = scores.amax(dim=1)
     if sink is not None:
@@ -70,7 +71,7 @@ def attention(p: Attended) -> tuple[Tensor, Tensor]:
             part = values[:, g].to(torch.float32).masked_fill(~(place < count)[:, None], 0.0)
             sinks = None if sink is None else sink[own].to(torch.float32).repeat(queries)
             factor = (of_q[b, g] * of_k[b, g] * scale).expand(len(rows))
-            o, total, _ = _weighed(rows, keys[:, g].to(torch.float32), part, factor, seen, sinks)
+            o, total, _ = _weighed(rows, keys[:, g].to(torch.float32), part, factor, seen, sinks, p.cap)
             out[b, :, own] = (o * of_v[b, g]).reshape(queries, group, width).to(torch.bfloat16)
             none = ~seen.any(dim=1)
             lse[b, own] = total.masked_fill(none, -math.inf).reshape(queries, group).t()

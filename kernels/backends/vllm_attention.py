@@ -86,7 +86,7 @@ def _strided(x: Tensor) -> Tensor:
 @on_its_device
 def attention(p: Attended) -> tuple[Tensor, Tensor]:
     """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
-    q, k, v, scales, used, pages, sink, scale, window, causal, splits = p
+    q, k, v, scales, used, pages, sink, scale, window, causal, splits, cap = p
     if used is None:
         keys = k.shape[1] * (1 if pages is None else pages.shape[1])
         used = torch.full((q.shape[0],), keys, dtype=torch.int32, device=q.device)
@@ -94,7 +94,7 @@ def attention(p: Attended) -> tuple[Tensor, Tensor]:
     of_q, of_k, of_v, used, pages, sink = ready
     out, lse, *_ = operator(FA3)(
         _strided(q), _strided(k), _strided(v), None, None, None, None, None, None, None, None, used, None, None, pages,
-        None, None, None, None, None, of_q, of_k, of_v, scale, causal, *window, 0.0, True, None, splits, None, 0, sink,
+        None, None, None, None, None, of_q, of_k, of_v, scale, causal, *window, cap, True, None, splits, None, 0, sink,
         1, 0, None,
     )  # fmt: skip  # the operator's 37 parameters
     return out, lse

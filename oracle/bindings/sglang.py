@@ -230,7 +230,8 @@ BINDINGS = (
         "(q, k_buffer, v_buffer, out, kv_indptr, kv_indices, "
         "torch.zeros(*q.shape[:2], 1, v_buffer.shape[2], device=q.device), "
         "torch.zeros(*q.shape[:2], 1, device=q.device), "
-        "torch.ones(len(q), dtype=torch.int32, device=q.device), 1, sm_scale, k_scale, v_scale, sinks=sinks)",
+        "torch.ones(len(q), dtype=torch.int32, device=q.device), 1, sm_scale, k_scale, v_scale, "
+        "logit_cap=logit_cap, sinks=sinks)",
         "(q, k_buffer, v_buffer, o, kv_indptr, kv_indices, attn_logits, attn_lse, num_kv_splits, max_kv_splits, "
         "sm_scale, k_scale, v_scale, logit_cap=0.0, sinks=None, xai_temperature_len=-1)",
         absent={"sm_scale": "q.shape[2] ** -0.5"},
@@ -242,8 +243,8 @@ BINDINGS = (
         "sglang.srt.layers.attention.triton_ops.extend_attention:extend_attention_fwd",
         "extend_attention_fwd",
         "(q, k_extend, v_extend, out, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, None, True, None, "
-        "qo_indptr.diff().max().item(), k_scale, v_scale, sm_scale=sm_scale, sliding_window_size=sliding_window_size, "
-        "sinks=sinks)",
+        "qo_indptr.diff().max().item(), k_scale, v_scale, sm_scale=sm_scale, logit_cap=logit_cap, "
+        "sliding_window_size=sliding_window_size, sinks=sinks)",
         "(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, kv_indices, custom_mask, "
         "is_causal, mask_indptr, max_len_extend, k_scale, v_scale, sm_scale=None, logit_cap=0.0, "
         "skip_prefix_custom_mask=True, sliding_window_size=-1, sinks=None, window_kv_offsets=None, "

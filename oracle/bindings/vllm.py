@@ -431,7 +431,7 @@ BINDINGS = (
         "mha_fwd",
         "(q, k, v, None, None, None, None, None, None, None, None, seqused_k, None, None, page_table, None, None, "
         "None, None, None, q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, "
-        "window_size_right, 0.0, True, None, num_splits, None, 0, s_aux, 1, 0, None) -> out, softmax_lse, ...",
+        "window_size_right, softcap, True, None, num_splits, None, 0, s_aux, 1, 0, None) -> out, softmax_lse, ...",
         "(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, "
         "max_seqlen_q, max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, "
         "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right, softcap, "
@@ -472,7 +472,7 @@ BINDINGS = (
         "vllm.v1.attention.ops.triton_unified_attention:unified_attention",
         "unified_attention",
         "(q, k, v, out, cu_seqlens_q, cu_seqlens_q.diff().max().item(), seqused_k, seqused_k.max().item(), "
-        "softmax_scale, True, (window_size_left, 0 if window_size_left >= 0 else -1), block_table, 0.0, None, "
+        "softmax_scale, True, (window_size_left, 0 if window_size_left >= 0 else -1), block_table, softcap, None, "
         "k_descale, v_descale, sinks=sinks, kv_quant_mode=1 if k_scale_cache is None else 3, "
         "k_scale_cache=k_scale_cache, v_scale_cache=v_scale_cache)",
         "(q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, "

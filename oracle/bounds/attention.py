@@ -12,6 +12,10 @@ the row::
 with ``gamma = gamma_(N + 2 T + 16)`` for both sums, the rescalings, the division and the scale of the values. ``d_j``
 contains six roundings of the products that make the exponent, whatever their order.
 
+A soft cap ``C tanh(y / C)`` passes on no more of an error than it has, and adds that of the tangent: in float32, of
+exponentials or a library's, ``C 2^-20``; ``tanh.approx`` is within ``2^-10.9`` of it, relative, which a pipeline is
+taken to use: its scores are known that far, and no bits follow.
+
 Of 16-bit operands the products go through tensor cores. One instruction adds at most 17 terms, each cut below 2^-24 of
 the largest and the sum cut once more, so that D products lose at most ``4 (D + 16) u`` of the sum of their magnitudes;
 so do the N of the output. P may be rounded to the 16-bit dtype before it is multiplied: ``2^-(p + 1)`` of a weight with
@@ -59,14 +63,16 @@ The log-sum-exp: ``max eps_j`` and the rounding of the sum, of a product and of 
 ``|lse| + 1``.
 Where a row's scores are NaN, or float32 may overflow, nothing is claimed.
 Source: derived in this file; Higham, "Accuracy and Stability of Numerical Algorithms", 3.1, for ``gamma_n``; CUDA
-programming guide, "Intrinsic functions", for the exponentials.
+programming guide, "Intrinsic functions", for the exponentials; PTX ISA, "tanh", for ``tanh.approx.f32`` (2^-10.987).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,6 +87,8 @@ from oracle.truth.attention import Attention, exact, merged, softmax, values
 from oracle.truth.gemm import ScaledProduct, zero_nonfinite
 
 EXPONENTIAL = 2.0**-21
+TANGENT, APPROXIMATE = 2.0**-20, 2.0**-10.9
+"""Errors of a hyperbolic tangent: absolute in float32, and relative of ``tanh.approx``."""
 LEAST_TILE = 8
 ROOM = 1 + 2.0**-30
 """For the float64 roundings of the bounds themselves."""
@@ -149,11 +157,13 @@ def _errors(problem: Attention, scores: Tensor, tiles: int, *, wide: bool) -> Te
     window, depth = problem.window(), problem.q.shape[1]
     terms, sizes = 4 * (depth + 16) if wide else depth, problem.score_sizes()
     c = problem.factor.abs()[:, None]
-    y = (c * scores.abs()).nan_to_num(nan=0.0).masked_fill(~window, 0.0)
+    y = problem.logits(scores).abs().nan_to_num(nan=0.0).masked_fill(~window, 0.0)
     most = y.amax(dim=1, keepdim=True)
     if problem.sink is not None:
         most = torch.maximum(most, problem.sink.abs()[:, None])
     exponent = c * gamma(terms) * sizes + 6 * U * (y + most) + tiles * (EXPONENTIAL + 6 * U * most)
+    if problem.cap is not None:  # that of the row's maximum, too
+        exponent = exponent + 2 * problem.cap * TANGENT + 8 * U * problem.cap
     return torch.expm1(exponent).masked_fill(~window, 0.0)
 
 
@@ -166,6 +176,7 @@ def _lse_error(eps: Tensor, weights: Tensor, lse: Tensor, terms: int) -> Tensor:
 def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
     """The edges of a kernel with the scores and codes of P of ``walk``: its sums in any legal order."""
     problem = walk.problem
+    assert isinstance(problem, Attention), "a stack has no interval of its output"
     if not problem.k.shape[0]:
         return _without_keys(problem)
     n, v, tiles = problem.k.shape[0], zero_nonfinite(decode(problem.v)), max(1, len(walk.steps))
@@ -197,14 +208,13 @@ def pipeline_bound(walk: Walk, pipeline: Pipeline) -> Edges:
 
 def lse_bound(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor]:
     """The log-sum-exp's part of :func:`pipeline_bound` alone: low and high, float64 ``[R]``; NaN where a score is."""
-    if not walk.problem.k.shape[0]:
-        edges = _without_keys(walk.problem)
-    else:
-        _, lse, lost = _sums(walk, pipeline)
-        zero = torch.zeros((len(lse), 1), dtype=lse.dtype, device=lse.device)
-        lse = lse.masked_fill(torch.isnan(walk.total), torch.nan)
-        edges = _edges(walk.problem, zero, zero, lse, lost, torch.zeros_like(lse, dtype=torch.bool))
-    return edges.lse_low, edges.lse_high
+    seen, none = walk.problem.seen(), torch.full_like(walk.total, -torch.inf)
+    if not walk.problem.keys:
+        return none, none
+    _, lse, lost = _sums(walk, pipeline)
+    lse = torch.where(seen, lse, none)
+    lost = torch.where(seen & ~torch.isnan(lse), lost, torch.zeros_like(lost))
+    return lse - lost, lse + lost
 
 
 def _sums(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,21 +223,22 @@ def _sums(walk: Walk, pipeline: Pipeline) -> tuple[Tensor, Tensor, Tensor]:
     total = torch.zeros_like(walk.total)
     for step in walk.steps:
         added = step.x.sum(dim=1, dtype=torch.float64)
-        if bool(torch.isnan(added).any()):
-            added = step.x.nan_to_num(nan=0.0).sum(dim=1, dtype=torch.float64)
         total = added if step.factor is None else total * step.factor + added
     if walk.problem.sink is not None:  # its exponential is that of the walk
         total = total + (walk.total - total).clamp(min=0.0)
-    summed = gamma(2 * walk.problem.k.shape[0] + 4 * max(1, len(walk.steps)))
+    summed = gamma(2 * walk.problem.keys + 4 * max(1, len(walk.steps)))
     exponent = walk.top.nan_to_num(neginf=0.0) * walk.factor
     lse = exponent * math.log(2.0) + torch.log(total.clamp(min=2.0**-1000)) - pipeline.lift * math.log(2.0)
     lost = summed + EXPONENTIAL * 2 + 8 * U * (exponent.abs() + lse.abs() + 16)
     return total, lse, lost * ROOM
 
 
-def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, known: Scores | None = None) -> Edges:
+def codes_bound(
+    problem: Attention, pipeline: Pipeline, *, predicted: bool, known: Scores | None = None, column: int | None = None
+) -> Edges:
     """The edges of a kernel that rounds P as ``pipeline`` says, tile by tile, and computes all else in any way; with
-    ``predicted`` its scores are those of the instruction, bit for bit. ``known``: of its row alone."""
+    ``predicted`` its scores are those of the instruction, bit for bit. ``known``: of its row alone, on the CPU; and of
+    one ``column`` of it ``[1, 1]``, a little wider than among the others, because its sums have another order."""
     parts, first = [], 0
     for part, width in blocks(problem, pipeline):
         rows, first = range(first, first + len(part.q)), first + len(part.q)
@@ -236,7 +247,10 @@ def codes_bound(problem: Attention, pipeline: Pipeline, *, predicted: bool, know
         elif known.row in rows:
             at, skipped = known.row - rows.start, problem.k.shape[0] - part.k.shape[0]
             own = known.values[:, skipped:], known.errors[:, skipped:]
-            parts.append(_codes(part.rows(slice(at, at + 1)), width, pipeline, *own))
+            row = part.rows(slice(at, at + 1)).near()
+            if column is not None:
+                row = replace(row, v=row.v[:, column : column + 1])
+            parts.append(_codes(row, width, pipeline, *own, alone=column is not None))
     return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
 
 
@@ -252,11 +266,13 @@ class Scores:
     @classmethod
     def of(cls, problem: Attention, row: int) -> Scores:
         """Those of a row of ``problem``."""
-        return cls(row, *_scores(problem.rows(slice(row, row + 1)), predicted=False))
+        return cls(row, *(x.cpu() for x in _scores(problem.rows(slice(row, row + 1)).near(), predicted=False)))
 
 
 def _scores(problem: Attention, predicted: bool) -> tuple[Tensor, Tensor]:
     """Scores ``[R, N]``, NaN where a NaN enters, and how far a kernel's may be from them."""
+    if not problem.codes:
+        return problem.scores(), problem.score_errors() + torch.zeros_like(problem.q[:, :1] @ problem.k[:, :1].t())
     if predicted or not problem.k.shape[0]:
         return (s := scores(problem) if predicted else problem.scores()), torch.zeros_like(s)
     one = torch.ones((1, 1), dtype=torch.float32, device=problem.q.device)
@@ -266,44 +282,28 @@ def _scores(problem: Attention, predicted: bool) -> tuple[Tensor, Tensor]:
     return problem.scores(), torch.maximum(chain, gamma(problem.q.shape[1]) * problem.score_sizes())
 
 
-def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error: Tensor) -> Edges:
+def _codes(
+    problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error: Tensor, *, alone: bool = False
+) -> Edges:
     n, keys = problem.k.shape[0], problem.window()
     if not n:
         return _without_keys(problem)
-    c = (problem.factor * math.log2(math.e))[:, None]
+    c = problem.factor.abs()[:, None] * math.log2(math.e)
     nan = (torch.isnan(s) & keys).any(dim=1)
-    error = error.masked_fill(~keys, 0.0)
-    y = (c * s).nan_to_num(nan=0.0).masked_fill(~keys, 0.0)
-    most, moved = y.abs().amax(dim=1, keepdim=True), c.abs() * error.amax(dim=1, keepdim=True)
+    y = (problem.logits(s) * math.log2(math.e)).nan_to_num(nan=0.0).masked_fill(~keys, 0.0)
+    error = (c * error).masked_fill(~keys, 0.0)
+    if problem.cap is not None:
+        error = error + APPROXIMATE * y.abs()
+    most, moved = y.abs().amax(dim=1, keepdim=True), error.amax(dim=1, keepdim=True)
     walked, raised = tiles(n, width, pipeline), pipeline.lift + math.log2(pipeline.gain)
     count = n // LEAST_TILE + 1 if pipeline.free else len(walked)
-    dy = c.abs() * error + moved + 6 * U * (y.abs() + most + raised)
+    dy = error + moved + 6 * U * (y.abs() + most + raised)
     eps = torch.expm1(math.log(2.0) * dy + EXPONENTIAL + 2 * U) * ROOM
     eps_a = torch.expm1(2 * math.log(2.0) * moved + count * (EXPONENTIAL + 12 * U * most)) * ROOM
-    v, total = zero_nonfinite(decode(problem.v)), torch.zeros_like(moved)
-    middle, radius, size, lost = (torch.zeros((len(s), v.shape[1]), dtype=v.dtype, device=v.device) for _ in range(4))
-    top, of_sum = torch.full_like(moved, -torch.inf), torch.zeros_like(moved)
-    for tile in walked:
-        hidden = ~keys[:, tile]
-        part = y[:, tile].masked_fill(hidden, -torch.inf)
-        grown = torch.maximum(top, part.amax(dim=1, keepdim=True))
-        level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
-        a = torch.exp2(top - level)
-        x = torch.exp2(part - level + raised)
-        low, high = (_coded(x * (1 + sign * eps[:, tile]), sign if pipeline.free else 0.0) for sign in (-1.0, 1.0))
-        if pipeline.promoted:
-            begun = (torch.zeros_like(middle), torch.zeros_like(middle), torch.zeros_like(middle))
-            ends = _added(*begun, low, high, v[tile])
-            middle, radius, lost = (old * a + new for old, new in zip((middle, radius, lost), ends, strict=True))
-        elif pipeline.free:
-            whole = high @ v[tile].abs()
-            middle, radius, lost = _added(whole, torch.zeros_like(whole), lost, low, high, v[tile])
-            middle, radius = (low + high) / 2 @ v[tile], (high - low) / 2 @ v[tile].abs()
-        else:
-            middle, radius, lost = _added(middle * a, radius * a, lost * a, low, high, v[tile])
-        size = size * a + high @ v[tile].abs()
-        total, of_sum = total * a + x.sum(dim=1, keepdim=True), of_sum * a + (x * eps[:, tile]).sum(dim=1, keepdim=True)
-        top = grown
+    v = zero_nonfinite(decode(problem.v))
+    compiled = _compiled() if alone and not pipeline.free else None
+    summed = compiled(problem, y, eps, v, walked, pipeline) if compiled else _summed(y, eps, v, keys, walked, pipeline)
+    middle, radius, lost, size, total, of_sum, top = summed
     level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
     if problem.sink is not None:
         sink = problem.sink[:, None] * math.log2(math.e)
@@ -327,6 +327,62 @@ def _codes(problem: Attention, width: int, pipeline: Pipeline, s: Tensor, error:
     return _edges(
         problem, middle.masked_fill(bad, torch.nan), lost, lse.masked_fill(nan, torch.nan), lse_lost * ROOM, unbounded
     )
+
+
+def _summed(
+    y: Tensor, eps: Tensor, v: Tensor, keys: Tensor, walked: list[slice], pipeline: Pipeline
+) -> tuple[Tensor, ...]:
+    """Middle, radius, what the accumulator lost and the size of all products, ``[R, Dv]``; the row sum, its error and
+    the last maximum, ``[R, 1]``."""
+    raised = pipeline.lift + math.log2(pipeline.gain)
+    total = torch.zeros_like(y[:, :1])
+    middle, radius, size, lost = (torch.zeros((len(y), v.shape[1]), dtype=v.dtype, device=v.device) for _ in range(4))
+    top, of_sum = torch.full_like(total, -torch.inf), torch.zeros_like(total)
+    for tile in walked:
+        hidden = ~keys[:, tile]
+        part = y[:, tile].masked_fill(hidden, -torch.inf)
+        grown = torch.maximum(top, part.amax(dim=1, keepdim=True))
+        level = torch.where(torch.isneginf(grown), torch.zeros_like(grown), grown)
+        a = torch.exp2(top - level)
+        x = torch.exp2(part - level + raised)
+        low, high = (_coded(x * (1 + sign * eps[:, tile]), sign if pipeline.free else 0.0) for sign in (-1.0, 1.0))
+        if pipeline.promoted:
+            begun = (torch.zeros_like(middle), torch.zeros_like(middle), torch.zeros_like(middle))
+            ends = _added(*begun, low, high, v[tile])
+            middle, radius, lost = (old * a + new for old, new in zip((middle, radius, lost), ends, strict=True))
+        elif pipeline.free:
+            whole = high @ v[tile].abs()
+            middle, radius, lost = _added(whole, torch.zeros_like(whole), lost, low, high, v[tile])
+            middle, radius = (low + high) / 2 @ v[tile], (high - low) / 2 @ v[tile].abs()
+        else:
+            middle, radius, lost = _added(middle * a, radius * a, lost * a, low, high, v[tile])
+        size = size * a + high @ v[tile].abs()
+        total, of_sum = total * a + x.sum(dim=1, keepdim=True), of_sum * a + (x * eps[:, tile]).sum(dim=1, keepdim=True)
+        top = grown
+    return middle, radius, lost, size, total, of_sum, top
+
+
+def _compiled() -> Callable[..., tuple[Tensor, ...]] | None:
+    """:func:`_summed` of one row and one column, with ``ROOM`` for its order of the sums; None without numba."""
+    try:
+        from oracle.bounds.cpu_codes import column_sums
+    except ModuleNotFoundError:  # numba does not exist for every machine: the definition does as well
+        return None
+
+    def summed(
+        problem: Attention, y: Tensor, eps: Tensor, v: Tensor, walked: list[slice], pipeline: Pipeline
+    ) -> tuple[Tensor, ...]:
+        spans = np.array([(tile.start, tile.stop) for tile in walked], np.int64)
+        raised, sums = pipeline.lift + math.log2(pipeline.gain), np.zeros(7)
+        ends = max(0, int(problem.start[0])), min(len(v), int(problem.stop[0]))
+        of_row = (y[0].numpy(), eps[0].numpy(), *ends, v[:, 0].contiguous().numpy(), spans, raised, pipeline.promoted)
+        cut, least = 2.0**-ACCUMULATOR.align, 2.0**E4M3FN.emin
+        column_sums(*of_row, ACCUMULATOR.length, cut, least, ROOM, sums)
+        sums[2:6:3] *= ROOM
+        sums[1] = sums[1] * ROOM + (ROOM - 1) * sums[3]
+        return tuple(torch.from_numpy(sums).reshape(7, 1, 1))
+
+    return summed
 
 
 def _coded(x: Tensor, way: float) -> Tensor:

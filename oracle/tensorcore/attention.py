@@ -20,7 +20,8 @@ every element that a record computes has its bits; of 10 calls of FlashInfer's s
 calls over ragged and paged sequences 351,228 of 351,232.
 Keys may be shared among several blocks: every part is a walk of its own, and the parts are weighted by the exponentials
 of their log-sum-exps, whose logarithm (``lg2.approx``) has no model: their sum is known within an interval.
-Not covered: soft caps (``tanh.approx``), transposed values.
+With a soft cap the tangent (``tanh.approx``) has no model either: the codes of P are known within its error.
+Not covered: transposed values.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -49,7 +50,7 @@ from oracle.tensorcore.instructions import Status, instruction
 from oracle.tensorcore.predict import predict_blocks, predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as schedule
-from oracle.truth.attention import Attention
+from oracle.truth.attention import Attention, at_once
 from oracle.truth.gemm import ScaledProduct
 
 E4M3 = by_name("float8_e4m3fn")
@@ -58,6 +59,8 @@ LOG2_E = float(np.float32(math.log2(math.e)))
 LANES, PAIR = 4, 2
 FEW = 64
 """Rows that one group of warps takes: at most so many have tiles of their own (``use_one_mma_wg``)."""
+LEAST = 16
+"""Problems of fewer rows are counted as if they had so many: their keys and values take memory, too."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class Pipeline:
     from_window : of a call with a window to the left, tiles are counted from the first key of the block's first row.
     modelled : its products are those of the instruction; without it of any accumulator, so that no bits follow.
     free : nothing is said of its tiles: a code is within half a step of P with a lift of at least 2^8.
+    integers : scores are exact sums of INT8 codes, times scales; how these are multiplied is not said, so that no bits
+        follow.
     """
 
     name: str
@@ -103,6 +108,7 @@ class Pipeline:
     from_window: bool = True
     modelled: bool = True
     free: bool = False
+    integers: bool = False
 
     def tile(self, depth: int, rows: int) -> int:
         """Keys of a tile for this head dim and so many rows of one head of keys."""
@@ -118,23 +124,38 @@ class Pipeline:
     def why_not(self, problem: Attention) -> str | None:
         """The reason for which this pipeline cannot compute a problem, or None."""
         depth = max(problem.q.shape[1], problem.v.shape[1])
+        if self.integers:
+            coded = not problem.codes and problem.v.dtype.itemsize == 1
+            return None if coded else f"{self.name} multiplies INT8 queries and keys, and E4M3 values"
         if not problem.coded:
             return f"{self.name} multiplies E4M3 codes; queries, keys or values are wider"
         if depth > self.keys[-1][0]:
             return f"{self.name} has head dims up to {self.keys[-1][0]}, not {depth}"
         return None
 
-    def factor(self, problem: Attention) -> Tensor:
-        """``c`` of each row, float64 values of float32 ``[R]``; NaN and infinite scales stay what they are."""
+    def factor(self, problem: Attention | Stack) -> Tensor:
+        """``c`` of each row, float64 values of float32 ``[R]``; NaN and infinite scales stay what they are. With a soft
+        cap what multiplies the tangent."""
+        if problem.cap is not None:
+            return torch.full_like(problem.q_scale, problem.cap * math.log2(math.e)).to(torch.float64)
         q, k = problem.q_scale.to(torch.float64), problem.k_scale.to(torch.float64)
         softmax = float(np.float32(problem.softmax_scale))
         if self.scales_first:
             return f32(f32(f32(q * k) * softmax) * LOG2_E)
         return f32(f32(q * k) * float(np.float32(softmax * math.log2(math.e))))
 
-    def value_scale(self, problem: Attention) -> Tensor:
+    def capped(self, problem: Attention, dots: Tensor) -> Tensor:
+        """What is multiplied by :meth:`factor`: dot products ``dots`` ``[R, N]``, float32, or with a soft cap their
+        tangents, rounded from exact ones: ``tanh.approx`` has no model. NaN stays NaN."""
+        if problem.cap is None:
+            return dots
+        scale = float(np.float32(np.float32(problem.softmax_scale) / np.float32(problem.cap)))
+        inner = f32(f32(problem.q_scale.to(torch.float64) * problem.k_scale.to(torch.float64)) * scale)
+        return torch.tanh(f32(dots.to(torch.float64) * inner[:, None])).to(torch.float32)
+
+    def value_scale(self, problem: Attention | Stack) -> Tensor:
         """What multiplies the reciprocal of ``l`` at the end, without the gain of P: a float64 value of float32,
-        ``[]``; a NaN scale stays NaN."""
+        ``[]`` (of a stack ``[Z R]``) or that of each column ``[Dv]``; a NaN scale stays NaN."""
         scale = problem.v_scale.to(torch.float64)
         return scale if self.gain == 1.0 else f32(scale * float(np.float32(1.0 / self.gain)))
 
@@ -162,12 +183,54 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Problems of the same extents, the rows of one after those of the other, as :class:`Attention` has them: ``q``
+    ``[Z, R, D]``, ``k`` ``[Z, N, D]``, ``v`` ``[Z, N, Dv]``, codes; all else ``[Z R]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    softmax_scale: float
+    q_scale: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+    start: Tensor
+    stop: Tensor
+    sink: Tensor | None
+    cap: None = None
+
+    @classmethod
+    def of(cls, problems: Sequence[Attention]) -> Stack:
+        """Those of one shape, device and softmax scale."""
+        first, rows = problems[0], problems[0].q.shape[0]
+        q, k, v = (torch.stack([getattr(one, name).view(torch.uint8) for one in problems]) for name in "qkv")
+        of_k, of_v = (
+            torch.stack([getattr(one, name) for one in problems]).repeat_interleave(rows)
+            for name in ("k_scale", "v_scale")
+        )
+        of_q, start, stop = (
+            torch.cat([getattr(one, name) for one in problems]) for name in ("q_scale", "start", "stop")
+        )
+        sink = None if first.sink is None else torch.cat([one.sink for one in problems if one.sink is not None])
+        return cls(q, k, v, first.softmax_scale, of_q, of_k, of_v, start, stop, sink)
+
+    @property
+    def keys(self) -> int:
+        """Those of one problem."""
+        return self.k.shape[1]
+
+    def seen(self) -> Tensor:
+        """Bool ``[Z R]``: rows that see a key."""
+        return self.stop.clamp(max=self.keys) > self.start.clamp(min=0)
+
+
+@dataclass(frozen=True)
 class Walk:
     """One block of rows over its keys.
 
     Attributes
     ----------
-    problem : the rows, and the keys from which the tiles are counted.
+    problem : the rows, and the keys from which the tiles are counted; several of :func:`walk_together`.
     out : float32 ``[R, Dv]``, the result before its store.
     sums : float64 ``[R, Dv]``, ``O`` before it is divided.
     steps : its tiles, in the order of the walk.
@@ -175,7 +238,7 @@ class Walk:
     total : the row sum with the sink, times ``2^lift``, float64 ``[R]``.
     """
 
-    problem: Attention
+    problem: Attention | Stack
     out: Tensor
     sums: Tensor
     steps: tuple[Step, ...]
@@ -199,6 +262,17 @@ def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
     Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
     for part, width in blocks(problem, pipeline):
         yield _walk(part, pipeline, width)
+
+
+def walk_of_row(problem: Attention, pipeline: Pipeline, row: int) -> Walk:
+    """The walk of one row alone, over the tiles that it has among the others; see :func:`predict_attention`.
+
+    Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
+    for part, width in blocks(problem, pipeline):
+        if row < len(part.q):
+            return _walk(part.rows(slice(row, row + 1)), pipeline, width)
+        row -= len(part.q)
+    raise IndexError(row)
 
 
 def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, int]]:
@@ -289,20 +363,37 @@ def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
     if not pipeline.modelled:
         raise NumericsError(f"{pipeline.name} is of any accumulator, so that no bits follow from it")
     rows, keys = problem.q.shape[0], problem.k.shape[0]
-    c, wide = pipeline.factor(problem), torch.float64
+    c = pipeline.factor(problem)
+    out = torch.zeros((rows, problem.v.shape[1]), dtype=torch.float32, device=c.device)
     if not keys:
-        top = torch.full((rows,), -torch.inf, dtype=wide, device=c.device)
-        out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
-        return Walk(problem, out.to(torch.float32), out, (), top, c, torch.zeros_like(c))
-    dots, order = _product(problem.q, problem.k), tiles(keys, width, pipeline)
+        top = torch.full((rows,), -torch.inf, dtype=torch.float64, device=c.device)
+        return Walk(problem, out, out.to(torch.float64), (), top, c, torch.zeros_like(c))
+    dots = problem.scores().to(torch.float32) if pipeline.integers else _product(problem.q, problem.k)
+    dots, order = pipeline.capped(problem, dots), tiles(keys, width, pipeline)
     lanes, top, steps = _softmax(dots, problem, pipeline, c, order)
-    out = torch.zeros((rows, problem.v.shape[1]), dtype=wide, device=c.device)
+    whole = _rescaled(steps, problem.v, width) if pipeline.promoted and dots.is_cuda else None
+    if whole is not None:
+        return _divided(problem, pipeline, c, whole, lanes, top, steps)
     for step, tile_sum in zip(steps, _tile_sums(steps, problem.v, width, pipeline), strict=True):
-        kept = out if step.factor is None else f32(out * step.factor[:, None])
+        kept = out if step.factor is None else out * step.factor.to(torch.float32)[:, None]
         if tile_sum is None:
             out = _chain(step.codes, problem.v[step.keys], kept)
         else:
-            out = tile_sum if step.factor is None else f32(kept + tile_sum)
+            out = tile_sum if step.factor is None else kept + tile_sum
+    return _divided(problem, pipeline, c, out, lanes, top, steps)
+
+
+def _divided(
+    problem: Attention | Stack,
+    pipeline: Pipeline,
+    c: Tensor,
+    out: Tensor,
+    lanes: Tensor,
+    top: Tensor,
+    steps: tuple[Step, ...],
+) -> Walk:
+    """The end of a walk: the sums of P V ``out``, float32 ``[R, Dv]``, divided by the row sum of ``lanes`` ``[R, 4]``
+    and the sink."""
     total = f32(f32(lanes[:, 0] + lanes[:, 2]) + f32(lanes[:, 1] + lanes[:, 3]))
     if problem.sink is not None:
         level = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
@@ -311,9 +402,54 @@ def _walk(problem: Attention, pipeline: Pipeline, width: int) -> Walk:
         total = f32(total + torch.where(problem.seen(), added_, torch.zeros_like(added_)))
     inverse = mufu.reciprocal(total)
     inverse = torch.where((total == 0) | torch.isnan(total), torch.zeros_like(inverse), inverse)
-    inverse = f32(inverse * pipeline.value_scale(problem))
-    stored = f32(out * inverse[:, None]).to(torch.float32)
-    return Walk(problem, stored, out, steps, top, c, total)
+    scale = pipeline.value_scale(problem)
+    if isinstance(problem, Attention) and scale.dim():  # one for each column
+        stored = out * inverse.to(torch.float32)[:, None] * scale.to(torch.float32)
+    else:
+        stored = out * f32(inverse * scale).to(torch.float32)[:, None]
+    return Walk(problem, stored, out.to(torch.float64), steps, top, c, total)
+
+
+def together(problems: Sequence[Attention], pipeline: Pipeline) -> list[list[int]]:
+    """Which of the ``problems`` one walk on their device may take, as :func:`walk_together` does: lists of their
+    numbers, of which one alone may be any problem.
+
+    Several have few rows each, and the same extents."""
+    groups: dict[object, list[int]] = {}
+    for number, one in enumerate(problems):
+        few = 0 < one.q.shape[0] <= FEW and one.k.shape[0] > 0 and one.coded and one.cap is None
+        few = few and pipeline.why_not(one) is None
+        shared = (one.q.shape, one.k.shape, one.v.shape, one.softmax_scale, one.sink is None)
+        groups.setdefault(shared if few else number, []).append(number)
+    device = _compiled("device_attention")
+    lists = []
+    for numbers in groups.values():
+        first = problems[numbers[0]]
+        most = 1
+        if device is not None and device.supports(first.q, pipeline) and pipeline.modelled:
+            most = max(1, at_once(first.q.device) // (max(first.q.shape[0], LEAST) * max(1, first.k.shape[0])))
+        lists += [numbers[i : i + most] for i in range(0, len(numbers), most)]
+    return lists
+
+
+def walk_together(problems: Sequence[Attention], pipeline: Pipeline) -> Walk | None:
+    """One walk of problems that :func:`together` names, with their rows one after the other; None where windows move
+    the tiles, so that each has its own.
+
+    NaN and rows without keys are those of :func:`predict_attention`."""
+    stack = Stack.of(problems)
+    if pipeline.from_window and bool((stack.start > 0).any()):
+        return None
+    device, (several, rows, depth) = _compiled("device_attention"), stack.q.shape
+    c, keys = pipeline.factor(stack), stack.k.shape[1]
+    order = tiles(keys, pipeline.tile(max(depth, stack.v.shape[2]), rows), pipeline)
+    of_rows = (stack.start, stack.stop, c.to(torch.float32))
+    dots = device.scores(stack.q, stack.k).view(several * rows, keys)
+    x, codes, factors, lanes, top = device.softmax_rows(dots, *of_rows, order, pipeline)
+    sums = device.sums(codes.view(several, rows, keys), stack.v, factors, order, promoted=pipeline.promoted)
+    steps = _steps(x, codes, factors, order)
+    wide = (lanes.to(torch.float64), top.to(torch.float64), steps)
+    return _divided(stack, pipeline, c, sums.view(several * rows, -1), *wide)
 
 
 def _softmax(
@@ -321,17 +457,22 @@ def _softmax(
 ) -> tuple[Tensor, Tensor, tuple[Step, ...]]:
     """The lanes' sums ``[R, 4]`` and the last maximum ``[R]``, float64, and every tile, of float32 scores ``[R, N]``;
     by the compiled rows where these cover them."""
-    compiled = _compiled("cpu_attention")
-    if compiled is not None and compiled.supports(dots, pipeline):
-        of_rows = (problem.start, problem.stop, c.to(torch.float32))
-        x, codes, factors, lanes, top = compiled.softmax_rows(dots, *of_rows, order, pipeline)
-        codes, factors = codes.view(torch.float8_e4m3fn), factors.to(torch.float64)
-        steps = [
-            Step(tile, codes[:, tile], x[:, tile], factors[number] if number else None)
-            for number, tile in enumerate(order)
-        ]
-        return lanes.to(torch.float64), top.to(torch.float64), tuple(steps)
+    for name in ("cpu_attention", "device_attention"):
+        compiled = _compiled(name)
+        if compiled is not None and compiled.supports(dots, pipeline):
+            of_rows = (problem.start, problem.stop, c.to(torch.float32))
+            x, codes, factors, lanes, top = compiled.softmax_rows(dots, *of_rows, order, pipeline)
+            return lanes.to(torch.float64), top.to(torch.float64), _steps(x, codes, factors, order)
     return softmax_tiles(dots, problem, pipeline, c, order)
+
+
+def _steps(x: Tensor, codes: Tensor, factors: Tensor, order: list[slice]) -> tuple[Step, ...]:
+    """The tiles ``order`` of P before its cast, ``x``, and as ``codes`` ``[R, N]``, uint8, and ``factors``
+    ``[T, R]``."""
+    codes, factors = codes.view(torch.float8_e4m3fn), factors.to(torch.float64)
+    return tuple(
+        Step(tile, codes[:, tile], x[:, tile], factors[number] if number else None) for number, tile in enumerate(order)
+    )
 
 
 def softmax_tiles(
@@ -371,8 +512,27 @@ def softmax_tiles(
     return lanes, top, tuple(steps)
 
 
+def _rescaled(steps: tuple[Step, ...], v: Tensor, width: int) -> Tensor | None:
+    """The sums of all tiles, each added to what was before times its factor, float32 ``[R, Dv]``, by the engine of a
+    device; None where it does not give them."""
+    engine = _compiled("engine_cuda")
+    if engine is None or len(steps) < 2:
+        return None
+    codes, columns = [], []
+    for step in steps:  # zeros add nothing
+        short = (0, width - step.codes.shape[1])
+        codes.append(torch.nn.functional.pad(step.codes.view(torch.uint8), short))
+        columns.append(torch.nn.functional.pad(v[step.keys].view(torch.uint8).t(), short))
+    ones = torch.ones_like(steps[0].x[:, 0])
+    factors = torch.stack([ones if step.factor is None else step.factor.to(torch.float32) for step in steps], dim=1)
+    a, b = (torch.cat(parts, dim=1).view(v.dtype) for parts in (codes, columns))
+    product = ScaledProduct(a, b, factors, torch.ones_like(factors[:1]), block=width, b_rows=len(b))
+    sums: Tensor | None = engine.decaying(product, _chains_of(width))
+    return sums
+
+
 def _tile_sums(steps: tuple[Step, ...], v: Tensor, width: int, pipeline: Pipeline) -> Iterator[Tensor | None]:
-    """The product of every tile by a chain from zero, float64 ``[R, Dv]``; None where one chain goes over all."""
+    """The product of every tile by a chain from zero, float32 ``[R, Dv]``; None where one chain goes over all."""
     if not pipeline.promoted:
         yield from (None for _ in steps)
         return
@@ -383,9 +543,9 @@ def _tile_sums(steps: tuple[Step, ...], v: Tensor, width: int, pipeline: Pipelin
     own = _whole_tiles(codes, columns, width)
     for step in steps:
         if own is None:
-            yield _product(step.codes, columns[:, step.keys]).to(torch.float64)
+            yield _product(step.codes, columns[:, step.keys])
         else:
-            yield own[step.keys.start // width].to(torch.float64)
+            yield own[step.keys.start // width]
 
 
 def _first(step: Step) -> int:
@@ -405,10 +565,10 @@ def _whole_tiles(codes: Tensor, columns: Tensor, width: int) -> Tensor | None:
 
 
 def _compiled(name: str) -> Any:
-    """A module of this package that needs numba, or None without it."""
+    """A module of this package that needs numba or triton, or None without them."""
     try:
         return importlib.import_module(f"oracle.tensorcore.{name}")
-    except ModuleNotFoundError:  # numba does not exist for every machine: the definition gives the same bits
+    except ModuleNotFoundError:  # neither exists for every machine: the definition gives the same bits
         return None
 
 
@@ -438,23 +598,24 @@ def _chains_of(products: int) -> Schedule:
 
 
 def _chain(codes: Tensor, v: Tensor, first: Tensor) -> Tensor:
-    """``first`` ``[R, Dv]`` and the products of ``codes`` ``[R, n]`` and ``v`` ``[n, Dv]``, by a chain that goes on."""
+    """``first`` ``[R, Dv]`` and the products of ``codes`` ``[R, n]`` and ``v`` ``[n, Dv]``, by a chain that goes on;
+    float32 ``[R, Dv]``."""
     inst = instruction(INSTRUCTION)
     compiled = _compiled("engine_cpu") if codes.device.type == "cpu" else None
     if compiled is not None:
         columns = v.view(torch.uint8).t().contiguous().view(v.dtype)
         one = torch.ones((1, 1), dtype=torch.float32, device=codes.device)
         product = ScaledProduct(codes, columns, one, one, block=codes.shape[1], b_rows=len(columns))
-        sums: Tensor = compiled.continued(product, schedule(CHAIN), first.to(torch.float32))
-        return sums.to(torch.float64)
+        sums: Tensor = compiled.continued(product, schedule(CHAIN), first)
+        return sums
     left, right = operand(codes, inst), operand(v, inst)
-    total = first
+    total = first.to(torch.float64)
     for start in range(0, codes.shape[1], inst.k):
         part = slice(start, start + inst.k)
         p = left.values[:, None, part] * right.values[part].t()[None]
         e = left.exponents[:, None, part] + right.exponents[part].t()[None]
         total = accumulate(p, torch.where(p == 0, ABSENT, e), total, inst)
-    return total
+    return total.to(torch.float32)
 
 
 _FA3 = "vLLM 0.20.2 _vllm_fa3_C.fwd on an H100: every bit of 24 calls"
@@ -492,6 +653,18 @@ PIPELINES = MappingProxyType(
                 keys=((64, 160), (96, 128), (128, 224), (192, 160), (256, 128)),
                 rows=((96, 192), (256, 128)),
                 promoted=False,
+            ),
+            replace(
+                TILE_SUMS,
+                name="sm90.sage",
+                seen_in="SageAttention 2.2 csrc/qattn/qk_int_sv_f8_cuda_sm90.cu, read",
+                status=Status.LITERATURE,
+                keys=((256, 128),),
+                few_keys=(),
+                lift=float(np.float32(8.807)),
+                backward=False,
+                from_window=False,
+                integers=True,
             ),
             replace(
                 TILE_SUMS,

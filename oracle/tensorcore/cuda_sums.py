@@ -205,14 +205,22 @@ class Sums:
         return Source(Path(__file__).with_name("fused_sums.cu"), tuple(names.items()), functions)
 
 
-def kernels(product: ScaledProduct, schedule: Schedule, group: int) -> Sums | None:
-    """The sums of ``product`` by ``schedule`` in CUDA C++, or None where Triton must do them."""
+def kernels(product: ScaledProduct, schedule: Schedule, group: int, mode: int | None = None) -> Sums | None:
+    """The sums of ``product`` by ``schedule`` in CUDA C++, or None where Triton must do them; ``mode``: how the scales
+    enter, where not as the schedule says."""
     instruction = schedule.instruction
     if why_not(product.a.device) or instruction.align_bits is None:
         return None
     formats = (of_dtype(product.a.dtype), of_dtype(product.b.dtype))
     folds = instruction.sum is Sum.FUSED_THEN_ADD
-    sums = _sums(formats, group, instruction.align_bits, instruction.out_bits, scale_mode(schedule), folds)
+    sums = _sums(
+        formats,
+        group,
+        instruction.align_bits,
+        instruction.out_bits,
+        scale_mode(schedule) if mode is None else mode,
+        folds,
+    )
     return sums if sums.fits(product.K) else None
 
 

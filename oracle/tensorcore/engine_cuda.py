@@ -28,7 +28,7 @@ from oracle.numbers.formats import of_dtype
 from oracle.tensorcore import cuda_sums
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
-from oracle.tensorcore.packing import INSIDE, PROMOTE, UNROLL, Packed, code_table, plan, scale_mode, supported
+from oracle.tensorcore.packing import INSIDE, OF_TOTAL, PROMOTE, UNROLL, Packed, code_table, plan, scale_mode, supported
 from oracle.tensorcore.predict import finish, predict_product, store
 from oracle.tensorcore.schedules import Promotion, Scales, Schedule
 from oracle.truth.gemm import ScaledProduct
@@ -70,6 +70,18 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
             index = torch.nonzero(~side.finite_rows)[:, 0]
             part = product.take(index) if dim == 0 else product.take_columns(index)
             out.index_copy_(dim, index, predict_product(part, schedule, out_dtype=out_dtype, engine="torch"))
+    return out
+
+
+def decaying(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
+    """Float32 ``[M, N]``: the chains of all K blocks, of which each is added to ``fl(total a_scale)`` with the scale of
+    its row and block; None where no kernel gives them, or a code is NaN. ``b_scale`` is not read."""
+    order = plan(product, schedule)
+    kernels = cuda_sums.kernels(product, schedule, order.group, OF_TOTAL)
+    if kernels is None or not (product.left.finite and product.right.finite):
+        return None
+    out = torch.empty((product.M, product.N), dtype=torch.float32, device=product.a.device)
+    kernels.store(product, schedule, *_uniform(order, product.a.device), out)
     return out
 
 

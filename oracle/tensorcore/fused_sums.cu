@@ -23,9 +23,9 @@
 // binades.
 //
 // Defined at compilation: GROUP (16 or 32), ALIGN (T above), OUT (TO above), MODE (how scales join a promotion: ADD 0,
-// FMA 1, MULTIPLY_ADD 2, A_THEN_B 3, A_THEN_FMA 4, B_THEN_FMA 5), LEAST_PRODUCT (least exponent of a product), LEAST_BIT
-// (of its lowest bit), WIDE (0: float32, 1: float64), FOLDS (1: a chain is added, to nearest, to a sum of chains). A host
-// compiles this file too, and runs it one thread of a block after the other (tests).
+// FMA 1, MULTIPLY_ADD 2, A_THEN_B 3, A_THEN_FMA 4, B_THEN_FMA 5, OF_TOTAL 8), LEAST_PRODUCT (least exponent of a
+// product), LEAST_BIT (of its lowest bit), WIDE (0: float32, 1: float64), FOLDS (1: a chain is added, to nearest, to a
+// sum of chains). A host compiles this file too, and runs it one thread of a block after the other (tests).
 
 #define ROWS (WIDE ? 128 : 64)  // of a block
 #define COLUMNS (WIDE ? 32 : 64)
@@ -212,6 +212,8 @@ __device__ __forceinline__ float promoted(float total, float part, float sa, flo
   return __fmaf_rn(__fmul_rn(part, sa), sb, total);
 #elif MODE == 5
   return __fmaf_rn(__fmul_rn(part, sb), sa, total);
+#elif MODE == 8
+  return __fadd_rn(__fmul_rn(total, sa), part);
 #else
   return __fadd_rn(total, part);
 #endif

@@ -99,8 +99,9 @@ def pack(
 
 
 FOLD, PROMOTE = 1, 2  # flags of predictions: c = fl(c + chain); total = promotion of c
-ADD, FMA, MULTIPLY_ADD, A_THEN_B, A_THEN_FMA, B_THEN_FMA, INSIDE, CONTINUE = range(8)
-"""How scales enter: by promotion, or INSIDE the sum; or not, and the chain continues from what the result holds."""
+ADD, FMA, MULTIPLY_ADD, A_THEN_B, A_THEN_FMA, B_THEN_FMA, INSIDE, CONTINUE, OF_TOTAL = range(9)
+"""How scales enter: by promotion, or INSIDE the sum; or not, and the chain continues from what the result holds. Those
+of ``a`` multiply the total before a chain is added, OF_TOTAL."""
 
 _MODES = {
     Promotion.NONE: ADD,  # 0 + part is part: a part is never -0

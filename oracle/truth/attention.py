@@ -1,19 +1,21 @@
 """FP8 attention of one head of keys, in float64: the output, its log-sum-exp, and what float64 leaves open of both.
 
     y[r, j] = softmax_scale q_scale[r] k_scale <q[r], k[j]>                 start[r] <= j < stop[r]
+    y[r, j] = cap tanh(that / cap)                                          with a soft cap
     out[r]  = v_scale sum_j exp(y[r, j]) v[j] / (exp(sink[r]) + sum_j exp(y[r, j]))
     lse[r]  = log(exp(sink[r]) + sum_j exp(y[r, j]))
 
 A row without keys gives 0 and -inf, with a sink too. Dot products of E4M3 codes are exact in float64: multiples of
 2^-18 below 2^26 for D = 256. Operands may also be 16-bit or float64 values (dequantised keys): their dot products are
 float64 sums, within ``D 2^-53 sum |q_k k_jk|``. All that follows is float64 arithmetic around the row's maximum;
-``slack`` bounds its error, with an exponential of at most one unit in the last place and the factor ``|y - max|`` that
-an error of the exponent has.
+``slack`` bounds its error, with an exponential and a hyperbolic tangent of at most one unit in the last place and the
+factor ``|y - max|`` that an error of the exponent has. ``x / tanh(x)`` times the slope of the tangent is at most 1, so
+that a relative error of its argument is no larger in it.
 
 NaN in a query or key, or an infinity, makes every row NaN whose window has it, and one in ``v`` makes its column NaN in
 these rows. In the others 0 times it may do so or not: the bounds leave the column open.
 Source: derived in this file; Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), for the shift
-by the maximum. Not covered: dropout, soft caps, biases of positions.
+by the maximum. Not covered: dropout, biases of positions.
 """
 
 from __future__ import annotations
@@ -47,9 +49,10 @@ class Attention:
     ----------
     q : Tensor ``[R, D]``, k : ``[N, D]``, v : ``[N, Dv]``, codes of E4M3, or values: 16-bit or float64.
     softmax_scale : float
-    q_scale : Tensor ``[R]`` float32; k_scale, v_scale : Tensor ``[]`` float32.
+    q_scale : Tensor ``[R]`` float32; k_scale : Tensor ``[]`` float32; v_scale : ``[]`` or ``[Dv]`` float32.
     start, stop : Tensor ``[R]`` int64, the keys that a row sees, ``stop`` excluded.
     sink : Tensor ``[R]`` float64 or None, a score without a value.
+    cap : float or None, what no score exceeds.
     """
 
     q: Tensor
@@ -62,6 +65,7 @@ class Attention:
     start: Tensor
     stop: Tensor
     sink: Tensor | None = None
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         (rows, depth), keys = self.q.shape, self.k.shape[0]
@@ -75,6 +79,11 @@ class Attention:
     def factor(self) -> Tensor:
         """Float64 ``[R]``: what a dot product is multiplied with before the exponential."""
         return self.softmax_scale * self.q_scale.to(torch.float64) * self.k_scale.to(torch.float64)
+
+    def logits(self, scores: Tensor) -> Tensor:
+        """``y`` of dot products ``scores`` ``[R, N]``, float64 of that shape, a new tensor; NaN stays NaN."""
+        y = self.factor[:, None] * scores
+        return y if self.cap is None else y.div_(self.cap).tanh_().mul_(self.cap)
 
     def window(self) -> Tensor:
         """Bool ``[R, N]``: the keys that each row sees."""
@@ -127,9 +136,14 @@ class Attention:
         return 0.0 if self.codes else self.q.shape[1] * 2.0**-53 * self.score_sizes()
 
     @property
+    def keys(self) -> int:
+        """The keys of all rows."""
+        return self.k.shape[0]
+
+    @property
     def at_once(self) -> int:
         """The rows whose scores are held at once, by the keys and the device."""
-        return max(1, TILE.get(self.k.device.type, DEVICE_TILE) // max(1, self.k.shape[0]))
+        return max(1, at_once(self.k.device) // max(1, self.keys))
 
     def near(self) -> Attention:
         """The copy on the CPU of a problem of a device that has few products; else the problem itself."""
@@ -150,6 +164,11 @@ class Attention:
         step = self.at_once
         for i in range(0, self.q.shape[0], step):
             yield self.rows(slice(i, i + step))
+
+
+def at_once(device: torch.device) -> int:
+    """Scores that are held at once on a device."""
+    return TILE.get(device.type, DEVICE_TILE)
 
 
 def values(x: Tensor) -> Tensor:
@@ -179,16 +198,22 @@ class Softmax:
 
 def softmax(problem: Attention) -> Softmax:
     """The weights of one tile (:meth:`Attention.tiles`); a row whose window has a NaN score is NaN."""
-    scores, window = problem.scores(), problem.window()
-    y = (problem.factor[:, None] * scores).masked_fill(~window, -torch.inf)
+    scores, hidden = problem.scores(), ~problem.window()
+    some = bool(hidden.any())
+    y = problem.logits(scores)
+    y = y.masked_fill_(hidden, -torch.inf) if some else y
     none = torch.zeros_like(problem.factor) - torch.inf
     sink = none if problem.sink is None else torch.where(problem.seen(), problem.sink, none)
     top = torch.maximum(y.amax(dim=1), sink) if y.shape[1] else sink
     top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
-    weights = torch.exp(y - top[:, None])
-    distance = (y - top[:, None]).abs().masked_fill(~window, 0.0) + y.abs().masked_fill(~window, 0.0)
-    moved = (distance + 4) * UNIT + problem.factor.abs()[:, None] * problem.score_errors()
-    return Softmax(scores, weights, top, torch.exp(sink - top), weights * moved)
+    below = y - top[:, None]
+    weights = torch.exp(below)
+    roundings = 1.0 if problem.cap is None else 5.0
+    moved = below.abs_().add_(y.abs_().mul_(roundings)).add_(4.0).mul_(UNIT)
+    if not problem.codes:
+        moved += problem.factor.abs()[:, None] * problem.score_errors()
+    moved = moved.masked_fill_(hidden, 0.0) if some else moved
+    return Softmax(scores, weights, top, torch.exp(sink - top), moved.mul_(weights))
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,11 @@ class Sets(ABC):
         these cost less than all; True where nothing is known. What it refuses is refused by :meth:`judge`."""
         return True
 
+    def may_hold_worst(self, outputs: Found, worst: Worst) -> bool:
+        """Whether it may hold the outputs, by the element that another alternative refused most, where that costs less
+        than all of them; True where nothing is known. What it refuses is refused by :meth:`judge`."""
+        return True
+
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The admissible values around ``expected``, the outputs of the reference; None where they are no interval."""
         return None
@@ -102,6 +107,8 @@ def judge_alternatives(alternatives: Sequence[Sets], outputs: Found) -> Verdict:
     for other in others:
         if judged.status is not Status.FAILED:
             break
+        if judged.worst is not None and not other.may_hold_worst(outputs, judged.worst):
+            continue
         held = other.judge(outputs)
         if not held.status.is_failure:
             if not other.wider:
@@ -225,6 +232,7 @@ class Elements(Sets):
     predictions : tried in their order.
     mistrust : the reason for which a pass would prove little, from the outputs.
     matrix : outputs are compared as matrices ``[rows, last axis]``, and ``make`` gives them so.
+    worst : :meth:`may_hold_worst`.
     """
 
     make: Callable[[], tuple[Mapping[str, Admissible], str]]
@@ -233,6 +241,10 @@ class Elements(Sets):
     predictions: Callable[[], Iterator[Prediction]] = lambda: iter(())
     mistrust: Callable[[Found], str | None] = lambda outputs: None
     matrix: bool = False
+    worst: Callable[[Found, Worst], bool] = lambda outputs, worst: True
+
+    def may_hold_worst(self, outputs: Found, worst: Worst) -> bool:
+        return self.worst(outputs, worst)
 
     def judge(self, outputs: Found) -> Verdict:
         if self.matrix:

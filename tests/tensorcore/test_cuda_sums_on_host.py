@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.tensorcore import cuda_sums, engine_cuda
+from oracle.tensorcore import attention, cuda_sums, engine_cuda
+from oracle.tensorcore.attention import pipeline, walks
 from oracle.tensorcore.cuda_source import Source
 from oracle.tensorcore.predict import predict_product
-from oracle.tensorcore.schedules import get
+from oracle.tensorcore.schedules import Schedule, get
 from oracle.truth.gemm import ScaledProduct
+from tests.support.attention_evidence import problem
 from tests.support.cuda_on_host import launcher
 from tests.support.schedule_products import differing, product_of
 
@@ -81,6 +83,53 @@ def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.zeros((130, 263), dtype=torch.uint8).view(product.a.dtype)[:, 3:259]
     rows.view(torch.uint8).copy_(product.a.view(torch.uint8))
     check(replace(product, a=rows), "sm90.promote128", torch.bfloat16)
+
+
+def decaying(product: ScaledProduct, schedule: Schedule) -> tuple[Tensor, Tensor]:
+    """The kernel's sums of chains, each added to what was before times its factor, and the definition's."""
+    total, one = torch.zeros((product.M, product.N)), torch.ones_like(product.b_scale[:, :1])
+    for number in range(product.B):
+        ks = slice(64 * number, 64 * number + 64)
+        a, b = product.a[:, ks], product.b[:, ks]
+        part = replace(product, a=a, b=b, a_scale=one, b_scale=one, block=a.shape[1])
+        chain = predict_product(part, schedule, out_dtype=torch.float32, engine="torch")
+        total = total * product.a_scale[:, number, None] + chain
+    sums = engine_cuda.decaying(product, schedule)
+    assert sums is not None
+    return sums, total
+
+
+@pytest.fixture
+def blocks_of_64() -> tuple[ScaledProduct, Schedule]:
+    """A third of the factors is 0."""
+    schedule = replace(get("sm90.promote128"), name="of 64", interval=64)
+    product, g = product_of(schedule, 70, 9, 300, seed=8, data="finite"), torch.Generator().manual_seed(1)
+    factors = torch.rand(70, 5, generator=g) * torch.randint(0, 3, (70, 5), generator=g).sign()
+    return replace(product, a_scale=factors, b_scale=torch.ones(1, 5), block=64, b_rows=9), schedule
+
+
+class TestTotalTimesAFactor:
+    def test_equal(self, blocks_of_64: tuple[ScaledProduct, Schedule]) -> None:
+        product, schedule = blocks_of_64
+        assert torch.equal(*decaying(product, schedule))
+        codes = product.a.clone()
+        codes.view(torch.uint8)[3, 7] = 0x7F
+        assert engine_cuda.decaying(replace(product, a=codes), schedule) is None
+
+    def test_a_factor_of_the_chain_is_noticed(
+        self, blocks_of_64: tuple[ScaledProduct, Schedule], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old, new = "__fadd_rn(__fmul_rn(total, sa), part)", "__fadd_rn(total, __fmul_rn(part, sa))"
+        monkeypatch.setattr(Source, "launch", launcher(tmp_path, (old, new)))
+        assert differing(*decaying(*blocks_of_64)) > 0
+
+    @pytest.mark.parametrize("name", ["sm90.fa3.tile", "sm90.attention.forward.64.lift8.tile"])
+    def test_of_a_walk(self, name: str) -> None:
+        """The sums of P V of several tiles, of which one is short."""
+        walk = next(walks(problem(3, 20, 330, 32), pipeline(name)))
+        width = max(step.codes.shape[1] for step in walk.steps)
+        sums = attention._rescaled(walk.steps, walk.problem.v, width)
+        assert sums is not None and torch.equal(sums.double(), walk.sums)
 
 
 @pytest.mark.parametrize(

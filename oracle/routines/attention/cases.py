@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.routines import data
+from oracle.routines.attention.sage import BLOCK, WARP, slots
+from oracle.routines.attention.sage import TILE as KEYS
 from oracle.routines.case import Case, Grammar, seeds
 from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
 
@@ -25,8 +27,15 @@ HOT = 7.5
 
 
 def _operands(case: Case, queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> list[Tensor]:
-    """``q`` ``[.., H, D]``, ``k`` and ``v`` ``[.., N, G, ..]``, codes of E4M3; a ramp rises for the first KV head and
-    falls for the next, ``fall`` the other way round."""
+    """``q`` ``[.., H, D]``, ``k`` and ``v`` ``[.., N, G, ..]``, codes of E4M3, of :func:`_drawn`."""
+    return _coded(case, *_drawn(case, queries, keys, values))
+
+
+def _drawn(
+    case: Case, queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """``q``, ``k`` and ``v``, float64; a ramp rises for the first KV head and falls for the next, ``fall`` the other
+    way round."""
     q, k, v = (case.stream(name).normals(shape) for name, shape in zip("qkv", (queries, keys, values), strict=True))
     (*_, n, of_keys, depth), family = keys, case.family
     along = np.where(case.stream("direction").integers(0, 2, (depth,)) == 1, 1.0, -1.0) / depth**0.5
@@ -46,7 +55,7 @@ def _operands(case: Case, queries: tuple[int, ...], keys: tuple[int, ...], value
         q = 1.5 * q
     if family == "ones":
         q, v = 2.0 * q, np.ones_like(v)
-    return _coded(case, q, k, v)
+    return q, k, v
 
 
 def _coded(case: Case, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> list[Tensor]:
@@ -150,6 +159,8 @@ def _mha_options(case: Case) -> dict[str, object]:
         options |= {"window_size_left": int(left), "window_size_right": int(right)}
     if case.option("splits"):
         options["num_splits"] = int(str(case.option("splits")))
+    if case.option("cap"):
+        options["softcap"] = float(str(case.option("cap")))
     return options | ({"softmax_scale": LN2} if case.family == "exact" else {})
 
 
@@ -234,6 +245,7 @@ def _unified(case: Case) -> dict[str, Tensor]:
 
 def _unified_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {"softmax_scale": LN2} if case.family == "exact" else {}
+    options |= {"softcap": float(str(case.option("cap")))} if case.option("cap") else {}
     return options | ({"window_size_left": int(str(case.option("window")))} if case.option("window") else {})
 
 
@@ -265,6 +277,7 @@ def _triton_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {"sm_scale": LN2} if case.family == "exact" else {}
     if case.option("scales") != "none" and case.family != "exact":
         options |= {"k_scale": 0.37, "v_scale": 1.7}
+    options |= {"logit_cap": float(str(case.option("cap")))} if case.option("cap") else {}
     return options | ({"sliding_window_size": int(str(case.option("window")))} if case.option("window") else {})
 
 
@@ -293,6 +306,43 @@ def _mla(case: Case) -> dict[str, Tensor]:
 
 def _mla_options(case: Case) -> dict[str, object]:
     return {"softmax_scale": LN2} if case.family == "exact" else {}
+
+
+def _sage(case: Case) -> dict[str, Tensor]:
+    """Codes of INT8 with a scale for every 16 queries and 128 keys; scales of values that are no powers of two."""
+    b, s, n, h, g, d = (case[name] for name in "bsnhgd")
+    q, k, v = _drawn(case, (b, s, h, d), (b, n, g, d), (b, n, g, d))
+    exact = case.family == "exact"
+    query, of_q = _int8(q, WARP, -(-s // BLOCK) * (BLOCK // WARP), exact)
+    key, of_k = _int8(k, KEYS, -(-n // KEYS), exact)
+    padded = np.zeros((b, -(-n // KEYS) * KEYS, g, d))
+    padded[:, slots(n, torch.device("cpu")).numpy()] = v
+    codes = data.encoded(np.ascontiguousarray(padded.transpose(0, 3, 2, 1)), torch.float8_e4m3fn)
+    of_v = torch.ones(b, g, d, dtype=torch.float32, device="cpu")
+    if not exact and case.option("scales") != "none":
+        of_v = data.scales(case.label("value_scale"), "randn", (b, g, d)) * UNIT_SCORES
+    scales = {"query_scale": of_q, "key_scale": of_k, "value_scale": of_v}
+    return {"query": query, "key": key, "value": codes} | scales
+
+
+def _int8(x: NDArray[Any], size: int, count: int, exact: bool) -> tuple[Tensor, Tensor]:
+    """Codes of ``x`` ``[B, S, H, D]`` with a scale for every ``size`` rows, float32 ``[B, H, count]``; of integers with
+    the scale 1."""
+    batch, rows, heads, depth = x.shape
+    padded = np.zeros((batch, count * size, heads, depth))
+    padded[:, :rows] = x
+    blocks = padded.reshape(batch, count, size, heads, depth)
+    scale = np.maximum(np.abs(blocks).max(axis=(2, 4)), 1e-7) / 127.0
+    scale = np.ones_like(scale) if exact else scale.astype(np.float32).astype(np.float64)
+    codes = np.clip(np.rint(blocks / scale[:, :, None, :, None]), -127, 127)
+    codes = codes.reshape(padded.shape)[:, :rows].astype(np.int8)
+    return torch.from_numpy(codes), torch.from_numpy(scale.transpose(0, 2, 1).astype(np.float32).copy())
+
+
+def _sage_options(case: Case) -> dict[str, object]:
+    options: dict[str, object] = {"out_dtype": case.out_dtype}
+    options |= {"is_causal": True} if case.option("causal") else {}
+    return options | ({"sm_scale": LN2} if case.family == "exact" else {})
 
 
 def _merge(case: Case) -> dict[str, Tensor]:
@@ -364,7 +414,7 @@ GRAMMARS = {
     "mha_fwd": Grammar(
         ("b", "s", "n", "h", "g", "d", "v"), ("e4m3xe4m3-bf16",), ("head",), FAMILIES, _mha, _mha_options,
         {"causal": ("1",), "window": ("40_0", "9_30"), "sink": ("1",), "used": ("1",), "scales": ("none",),
-         "pages": ("16",), "splits": ("2", "3")},
+         "pages": ("16",), "splits": ("2", "3"), "cap": ("2",)},
         listed=_mha_ids,
         shapes=(
             "b=2,s=12,n=150,h=6,g=2,d=64,v=64", "b=1,s=1,n=300,h=8,g=2,d=128,v=128",
@@ -387,24 +437,30 @@ GRAMMARS = {
     "unified_attention": Grammar(
         ("b", "m", "n", "h", "g", "d"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "e4m3xe4m3-bf16"), ("tensor",), FAMILIES,
         _unified, _unified_options,
-        {"window": ("9",), "sink": ("1",), "scales": ("none", "token"), "page": ("32",)},
+        {"window": ("9",), "sink": ("1",), "scales": ("none", "token"), "page": ("32",), "cap": ("2",)},
         listed=_ids, shapes=("b=2,m=5,n=130,h=6,g=2,d=64", "b=3,m=1,n=300,h=4,g=1,d=128", "b=1,m=9,n=40,h=2,g=2,d=96"),
     ),
     "decode_attention_fwd": Grammar(
         ("b", "n", "h", "g", "d", "v"), ("bf16xe4m3-bf16", "f16xe4m3-f16"), ("tensor",), FAMILIES, _triton,
-        _triton_options, {"sink": ("1",), "scales": ("none",)},
+        _triton_options, {"sink": ("1",), "scales": ("none",), "cap": ("2",)},
         listed=_ids,
         shapes=("b=2,n=150,h=6,g=2,d=64,v=64", "b=3,n=300,h=4,g=4,d=64,v=64", "b=1,n=70,h=16,g=1,d=288,v=256"),
     ),
     "extend_attention_fwd": Grammar(
         ("b", "m", "n", "h", "g", "d", "v"), ("bf16xe4m3-bf16", "f16xe4m3-f16"), ("tensor",), FAMILIES, _triton,
-        _triton_options, {"window": ("9",), "sink": ("1",), "scales": ("none",)},
+        _triton_options, {"window": ("9",), "sink": ("1",), "scales": ("none",), "cap": ("2",)},
         listed=_ids, shapes=("b=2,m=9,n=150,h=6,g=2,d=64,v=64", "b=3,m=1,n=60,h=4,g=4,d=64,v=64"),
     ),
     "flash_mla_with_kvcache": Grammar(
         ("b", "s", "h", "t", "n"), ("bf16xe4m3-bf16",), ("1x128",), FAMILIES, _mla, _mla_options,
         {"sink": ("1",), "absent": ("none", "all"), "page": ("16",)},
         listed=_ids, shapes=("b=1,s=3,h=64,t=64,n=100", "b=2,s=1,h=64,t=128,n=200", "b=1,s=1,h=128,t=64,n=64"),
+    ),
+    "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf": Grammar(
+        ("b", "s", "n", "h", "g", "d"), ("i8xe4m3-bf16", "i8xe4m3-f16"), ("warp",), FAMILIES[:6], _sage, _sage_options,
+        {"causal": ("1",), "scales": ("none",)},
+        listed=_ids,
+        shapes=("b=2,s=20,n=150,h=4,g=2,d=64", "b=1,s=70,n=300,h=2,g=1,d=128", "b=1,s=40,n=40,h=3,g=3,d=64"),
     ),
     "merge_attn_states": Grammar(
         ("m", "h", "d"), ("bf16xbf16-bf16", "f16xf16-f16", "f32xf32-f32", "bf16xbf16-e4m3"), ("row",),
@@ -431,6 +487,7 @@ GOLDENS = (
     "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/family=ramp/seed=7",
     "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/causal=1/family=randn/seed=7",
     "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=3,n=20,h=2,g=2,d=32,v=16/sink=1/family=randn/seed=7",
+    "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=3,n=20,h=2,g=1,d=32,v=16/cap=2/family=randn/seed=7",
     "single_prefill_with_kv_cache/e4m3xe4m3-bf16/head/m=4,n=20,h=2,g=1,d=64/causal=1/family=randn/seed=7",
     "BatchPrefillWithRaggedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/window=9/family=randn/seed=7",
     "BatchPrefillWithPagedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/causal=1/page=1/family=ramp/seed=7",
@@ -438,6 +495,9 @@ GOLDENS = (
     "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/scales=token/family=ramp/seed=7",
     "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=20,h=2,g=1,d=32,v=16/sink=1/family=randn/seed=7",
     "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
+    "unified_attention/bf16xe4m3-bf16/tensor/b=1,m=2,n=12,h=2,g=1,d=32/cap=2/family=randn/seed=7",
+    "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=12,h=2,g=1,d=32,v=16/cap=2/family=randn/seed=7",
+    "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf/i8xe4m3-bf16/warp/b=1,s=2,n=18,h=1,g=1,d=64/causal=1/family=randn/seed=7",
     "merge_attn_states/bf16xbf16-bf16/row/m=4,h=2,d=8/context=3/family=randn/seed=7",
     "merge_attn_states/bf16xbf16-e4m3/row/m=4,h=2,d=8/family=randn/seed=7",
     "merge_state_v2/f16xf16-f16/row/m=4,h=2,d=8/none=1/family=randn/seed=7",

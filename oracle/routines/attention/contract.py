@@ -2,15 +2,16 @@
 pipeline, and what is admitted.
 
 Source: vllm-project/flash-attention ``hopper/`` @617264c, FlashInfer 0.6.18, vLLM 0.20.2 and SGLang 0.5.10, as each
-contract says. Not covered: soft caps, rotary embedding, keys that are appended in the call, context parallelism, E5M2.
+contract says. Not covered: rotary embedding, keys that are appended in the call, context parallelism, E5M2.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -28,12 +29,16 @@ from oracle.tensorcore.attention import (
     FEW,
     LIFTED,
     Pipeline,
+    Walk,
     candidates,
     combined,
     log_sum,
     pipeline,
     predict_attention,
     split_walks,
+    together,
+    walk_of_row,
+    walk_together,
     walks,
 )
 from oracle.tensorcore.identify import Match
@@ -51,6 +56,7 @@ from oracle.verdict.sets import (
     undeclared,
 )
 
+SPREAD = 16  # rows, or a few more, of the whole output that a pipeline must hold before it is asked for all
 FIRST, SAMPLED = 32, FEW + 32  # rows and columns that are compared; more rows where few have tiles of their own
 Rows = Callable[[Attention], dict[str, Tensor]]
 """What is computed of one attention: float64 ``[R, ..]`` by name, its rows the heads of one query side by side."""
@@ -75,6 +81,11 @@ class Place:
         """Whether a row of the output is of this attention."""
         inside = self.rows.start <= token < self.rows.stop and self.heads.start <= head < self.heads.stop
         return bool(inside)
+
+    def ids(self, heads: int) -> Tensor:
+        """Its rows among those of all tokens and ``heads``, int64 ``[R]``, on the CPU."""
+        tokens, own = (torch.arange(x.start, x.stop, device="cpu") for x in (self.rows, self.heads))
+        return (tokens[:, None] * heads + own).flatten()
 
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write ``rows`` ``[R, ...]`` of any dtype into ``into`` ``[T, H, ...]``, rounded to its dtype; NaN stays NaN.
@@ -141,6 +152,10 @@ class AttentionContract(Contract):
         """At most so many blocks share the keys of a row."""
         return 1
 
+    def capped(self, call: Call) -> bool:
+        """Whether scores have a soft cap."""
+        return any(place.problem.cap is not None for place in self._places(call))
+
     def narrow(self, inputs: Inputs) -> torch.dtype | None:
         """The dtype to which float32 arithmetic may round P; None: it does not."""
         return None
@@ -193,9 +208,9 @@ class AttentionContract(Contract):
 
     def expected(self, call: Call) -> dict[str, Tensor]:
         """The truth, rounded; NaN where nothing is claimed."""
-        return {name: rounded_to(call.truth[name], dtype) for name, dtype in self._dtypes(call).items()}
+        return {name: rounded_to(call.truth[name], dtype) for name, dtype in self.kinds(call).items()}
 
-    def _dtypes(self, call: Call) -> dict[str, torch.dtype]:
+    def kinds(self, call: Call) -> dict[str, torch.dtype]:
         """The dtype of every output."""
         own = {"out": self.dtype(call.inputs, call.resolved), "lse": torch.float32}
         return {name: own[word] for word, name in self.names.items()}
@@ -205,7 +220,7 @@ class AttentionContract(Contract):
         every = names if numerics is not None or names[0] in self.plain else (*names, *self.plain)
         sets = [self._sets(call, name, splits) for name in every for splits in self._counts(call, name)]
         if numerics is None and call.arch != "cpu" and all(place.problem.coded for place in self._places(call)):
-            sets[-1] = Undeclared(sets[-1], lambda outputs, refused: self._by_codes(call, outputs, refused))
+            sets[-1] = Undeclared(sets[-1], lambda outputs, worst: self._by_codes(call, outputs, worst))
         return sets
 
     def _counts(self, call: Call, name: str) -> tuple[int, ...]:
@@ -248,7 +263,7 @@ class AttentionContract(Contract):
             return True
 
         def predictions() -> Iterator[Prediction]:
-            if name not in self.plain and splits == 1 and pipeline(name).modelled:
+            if name not in self.plain and splits == 1 and _has_bits(pipeline(name)) and not self.capped(call):
                 mask = self._specified(call)[first]
                 total = math.prod(self.shape(call.inputs)) if mask is None else int(mask.sum())
                 yield Prediction(f"bits of {name}", name, total, same)
@@ -256,29 +271,41 @@ class AttentionContract(Contract):
         def make() -> tuple[Mapping[str, Admissible], str]:
             return admitted(), self._basis(call, name) + words
 
-        return Elements(make, name, False, predictions, lambda outputs: self._why_mistrust(call, outputs))
+        def holds_row(outputs: Found, worst: Worst) -> bool:
+            if splits > 1 or (name in self.plain and name != IEEE32):  # rows of several walks, or of other operands
+                return True
+            row = self._row(call, outputs, worst)
+            if name not in self.plain and (self.capped(call) or not _has_bits(pipeline(name))):
+                return bool(row.held_by([pipeline(name)]))
+            if name in self.plain:
+                return row.lies_in(self._edges(call, row.problem, name, splits))
+            walk = walk_of_row(row.place.problem, pipeline(name), row.number)
+            return row.lies_in(self.laid_edges(row.problem, [pipeline_bound(walk, pipeline(name))]))
+
+        mistrust = lambda outputs: self._why_mistrust(call, outputs)  # noqa: E731
+        return Elements(make, name, False, predictions, mistrust, worst=holds_row)
 
     def _walked(self, call: Call, chosen: Pipeline) -> dict[str, Tensor]:
         """What one walk over the keys gives: the stored output, and the edges of the log-sum-exp, float32."""
 
-        def value(problem: Attention) -> dict[str, Tensor]:
-            parts = [(walk.out.to(torch.float64), *lse_bound(walk, chosen)) for walk in walks(problem, chosen)]
+        def value(walked: Iterable[Walk], seen: Tensor) -> dict[str, Tensor]:
+            parts = [(walk.out.to(torch.float64), *lse_bound(walk, chosen)) for walk in walked]
             out, low, high = (torch.cat(same) for same in zip(*parts, strict=True))
-            return {"out": out, **self._lse_edges(problem, low, high)}
+            return {"out": out, **self._lse_edges(seen, low, high)}
 
-        whole = self._assembled(call.inputs, call.resolved, value)
-        kinds = self._dtypes(call)
+        whole = self._laid_out(call.inputs, _walked(self._places(call), chosen, value))
+        kinds = self.kinds(call)
         return {name: rounded_to(x, kinds[name.split(".")[0]]) for name, x in whole.items()}
 
-    def _by_codes(self, call: Call, outputs: Found, refused: Verdict) -> Verdict | None:
-        """The verdict by the codes of a pipeline that nobody declared and that holds every element, or None.
+    def _by_codes(self, call: Call, outputs: Found, worst: Worst) -> Iterator[Verdict | None]:
+        """The verdict by the codes of a pipeline that nobody declared and that holds every element, behind a None where
+        one may hold the row of ``worst``; nothing where none does.
 
-        Pipelines that do not hold the row of the worst element are left out; of the others the first is asked for the
-        whole output, and its worst element leaves out more."""
-        if not (places := self._places(call)) or refused.worst is None:
-            return None
-        if not self._holding_row(call, [ANY], outputs, refused.worst):
-            return None
+        Pipelines that do not hold that row are left out; of the others the first is asked for the whole output, and its
+        worst element leaves out more."""
+        places, row = self._places(call), self._row(call, outputs, worst)
+        if not row.held_by([ANY]):
+            return
         length = max(place.problem.k.shape[0] for place in places)
         left = [
             one
@@ -287,22 +314,25 @@ class AttentionContract(Contract):
         ]
         if any(bool((place.problem.start > 0).any()) for place in places):  # others count tiles from key 0
             left += [replace(one, name=f"{one.name} (from key 0)", from_window=False) for one in left]
-        while left and refused.worst is not None:
-            left = self._holding_row(call, left, outputs, refused.worst)
-            if not left:
-                return None
+        sample = self._sample(call, outputs)
+        while left := row.held_by(left):
             chosen = left.pop(0)
+            if not all(one.held_by([chosen]) for one in sample):
+                continue
+            yield None
             for predicted in (True, False):
                 refused = self._codes(call, chosen, predicted).judge(outputs)
                 if not refused.status.is_failure:
-                    return refused
-        return None
+                    yield refused
+                    return
+            assert refused.worst is not None
+            row = self._row(call, outputs, refused.worst)
 
     def _codes(self, call: Call, chosen: Pipeline, predicted: bool) -> Sets:
         """The interval of the codes of a pipeline, of any arithmetic around them."""
 
         def edges(problem: Attention) -> dict[str, Tensor]:
-            return self._laid_edges(problem, [codes_bound(problem, chosen, predicted=predicted)])
+            return self.laid_edges(problem, [codes_bound(problem, chosen, predicted=predicted)])
 
         return Elements(
             lambda: (self._admitted(call, edges), _of_codes(chosen.name, predicted)),
@@ -310,47 +340,51 @@ class AttentionContract(Contract):
             mistrust=lambda outputs: self._why_mistrust(call, outputs),
         )
 
-    def _holding_row(self, call: Call, some: list[Pipeline], outputs: Found, worst: Worst) -> list[Pipeline]:
-        """The pipelines whose codes hold every output of the row of an element."""
+    def _row(self, call: Call, outputs: Found, worst: Worst) -> Row:
+        """The row of an element."""
+        word = next(word for word, name in self.names.items() if name == worst.output)
+        row = int(self._ids(call)[word][worst.index])
+        return self._row_of(call, outputs, row, int(worst.index[-1]) if word == "out" else None)
+
+    def _sample(self, call: Call, outputs: Found) -> list[Row]:
+        """Some rows of the output, of which something is said, from all of it."""
+        mask = self._specified(call)[self.returns[0]]
+        rows = self._ids(call)["out"]
+        known = rows.flatten() if mask is None else rows[mask.cpu()]
+        some = torch.unique(known)
+        return [self._row_of(call, outputs, int(row)) for row in some[:: max(1, len(some) // SPREAD)]]
+
+    def _row_of(self, call: Call, outputs: Found, row: int, column: int | None = None) -> Row:
+        token, head = divmod(row, self.shape(call.inputs)[1])
+        place, ids = next(p for p in self._places(call) if p.has(token, head)), self._ids(call)
+        own = {word: outputs[name] for word, name in self.names.items() if name in outputs}
+        found = {word: decode(x)[(ids[word] == row).to(x.device)].cpu() for word, x in own.items()}
+        number = (token - place.rows.start) * place.group + head - place.heads.start
+        return Row(self, call, place, number, column, found)
+
+    def _ids(self, call: Call) -> dict[str, Tensor]:
+        """The number of every element's row, int64 in the shapes of the outputs."""
         tokens, heads, width = self.shape(call.inputs)
-        words = {name: word for word, name in self.names.items() if name in outputs}
         ids = torch.arange(tokens * heads, device="cpu").reshape(tokens, heads)
-        of = {
+        return {
             "out": self.laid("out", ids[..., None].expand(tokens, heads, width), call.inputs),
             "lse": self.laid("lse", ids, call.inputs),
         }
-        token, head = divmod(int(of[words[worst.output]][worst.index]), heads)
-        place = next(p for p in self._places(call) if p.has(token, head))
-        row = (token - place.rows.start) * place.group + head - place.heads.start
-        problem, known = place.problem, Scores.of(place.problem, row)
-        found = {
-            name: decode(outputs[name])[(of[word] == token * heads + head).to(outputs[name].device)]
-            for name, word in words.items()
-        }
-
-        def holds(chosen: Pipeline) -> bool:
-            bound = codes_bound(problem, chosen, predicted=False, known=known)
-            edges = self._laid_edges(problem.rows(slice(row, row + 1)), [bound])
-            for name, x in found.items():
-                word, kind = words[name], self._dtypes(call)[name]
-                low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0] for end in ("low", "high"))
-                if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].to(torch.bool)).all()):
-                    return False
-            return True
-
-        return [one for one in some if holds(one)]
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
-            any_sums = f"sums of {name} in any order"
-            return any_sums if pipeline(name).modelled else _of_codes(name, predicted=False)
+            if pipeline(name).integers:
+                return f"codes of P as in {name} from exact scores, exponentials and sums of any"
+            if self.capped(call) or not pipeline(name).modelled:
+                return _of_codes(name, predicted=pipeline(name).modelled)
+            return f"sums of {name} in any order"
         narrow = self.narrow(call.inputs)
         of_p = "P not rounded" if narrow is None else f"P rounded to {str(narrow).removeprefix('torch.')} or not"
         return f"float32 in any order, {of_p}" + ("" if name == IEEE32 else f", operands as in {name}")
 
     def _admitted(self, call: Call, of: Rows, name: str = IEEE32) -> dict[str, Admissible]:
         """What lies between the edges ``of`` every attention; ``name``: the numerics of the operands."""
-        masks, dtypes = self._specified(call), self._dtypes(call)
+        masks, dtypes = self._specified(call), self.kinds(call)
         edges = self._assembled(call.inputs, call.resolved, of, name)
 
         def admitted(output: str, kind: torch.dtype) -> Admissible:
@@ -419,19 +453,31 @@ class AttentionContract(Contract):
         operands, rounded."""
         taken = None if name in self.plain else (chosen or pipeline(name))
 
-        def value(problem: Attention) -> dict[str, Tensor]:
-            problem = fold(call, faults, Stage.PRODUCT, problem)
-            if taken is None:
-                return self._exact(problem)
-            splits = self.splits(options)
-            if splits == 1:
-                parts = [(walk.out.to(torch.float64), log_sum(walk, taken)) for walk in walks(problem, taken)]
-            else:
-                parts = [combined(one, taken) for one in split_walks(problem, taken, splits)]
-            out, lse = (torch.cat(same) for same in zip(*parts, strict=True))
-            return {"out": out, "lse": lse / math.log(self.log_base)}
+        base, splits = math.log(self.log_base), self.splits(options)
 
-        computed = self._assembled(inputs, options, value, name)
+        def changed(problem: Attention) -> Attention:
+            new: Attention = fold(call, faults, Stage.PRODUCT, problem)
+            return new
+
+        def split(problem: Attention) -> dict[str, Tensor]:
+            assert taken is not None
+            parts = [combined(one, taken) for one in split_walks(changed(problem), taken, splits)]
+            out, lse = (torch.cat(same) for same in zip(*parts, strict=True))
+            return {"out": out, "lse": lse / base}
+
+        def whole(walked: Iterable[Walk], seen: Tensor) -> dict[str, Tensor]:
+            assert taken is not None
+            parts = [(walk.out.to(torch.float64), log_sum(walk, taken)) for walk in walked]
+            out, lse = (torch.cat(same) for same in zip(*parts, strict=True))
+            return {"out": out, "lse": lse / base}
+
+        if taken is None:
+            computed = self._assembled(inputs, options, lambda problem: self._exact(changed(problem)), name)
+        elif splits > 1:
+            computed = self._assembled(inputs, options, split, name)
+        else:
+            places = [replace(place, problem=changed(place.problem)) for place in self.places(inputs, options, name)]
+            computed = self._laid_out(inputs, _walked(places, taken, whole))
         dtypes = {"out": self.dtype(inputs, options), "lse": torch.float32}
         return {output: rounded_to(computed[output], dtypes[word]) for word, output in self.names.items()}
 
@@ -449,28 +495,30 @@ class AttentionContract(Contract):
             if not self.lse_sink and problem.sink is not None:
                 without = float32_bound(replace(problem, sink=None), self.narrow(call.inputs))
                 parts = [replace(parts[0], lse_low=without.lse_low, lse_high=without.lse_high)]
-        elif not pipeline(name).modelled:
-            parts = [codes_bound(problem, pipeline(name), predicted=False)]
+        elif not _has_bits(pipeline(name)) or problem.cap is not None:
+            predicted = pipeline(name).modelled  # a soft cap leaves the scores of the instruction known
+            parts = [codes_bound(problem, pipeline(name) if splits == 1 else ANY, predicted=predicted)]
         elif splits == 1:
             parts = [pipeline_bound(walk, pipeline(name)) for walk in walks(problem, pipeline(name))]
         else:
             parts = [split_bound(one, pipeline(name)) for one in split_walks(problem, pipeline(name), splits)]
-        return self._laid_edges(problem, parts)
+        return self.laid_edges(problem, parts)
 
-    def _laid_edges(self, problem: Attention, parts: list[Edges]) -> dict[str, Tensor]:
+    def laid_edges(self, problem: Attention, parts: list[Edges]) -> dict[str, Tensor]:
         """The edges of the rows of ``problem`` by output, with the log-sum-exp of this routine."""
         low, high, lse_low, lse_high, opened = (
             torch.cat([getattr(part, edge) for part in parts]) for edge in Edges.__dataclass_fields__
         )
-        laid = self._lse_edges(problem, lse_low, lse_high)
+        laid = self._lse_edges(problem.seen(), lse_low, lse_high)
         laid["lse.open"] = torch.maximum(laid["lse.open"], opened.all(dim=1).to(torch.float64))
         return {"out.low": low, "out.high": high, "out.open": opened.to(torch.float64), **laid}
 
-    def _lse_edges(self, problem: Attention, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-        """The edges of the log-sum-exp to the base of this routine, of natural ones ``[R]``; NaN leaves it open."""
+    def _lse_edges(self, seen: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
+        """The edges of the log-sum-exp to the base of this routine, of natural ones ``[R]`` of rows that have keys,
+        bool ``[R]``; NaN leaves it open."""
         scale = 1.0 / math.log(self.log_base)
         lost = 2.0**-50 * torch.maximum(low.abs(), high.abs()).nan_to_num(posinf=0.0) * scale
-        nan, seen = torch.isnan(low) | torch.isnan(high), problem.seen()
+        nan = torch.isnan(low) | torch.isnan(high)
         ends = {"lse.low": low * scale - lost, "lse.high": high * scale + lost}
         edges = {
             end: torch.where(seen, x.masked_fill(nan, 0.0), torch.full_like(x, self.no_keys)) for end, x in ends.items()
@@ -479,14 +527,24 @@ class AttentionContract(Contract):
 
     def _assembled(self, inputs: Inputs, options: Options, value: Rows, numerics: str = IEEE32) -> dict[str, Tensor]:
         """What ``value`` gives of every attention, float64 in the shapes of the outputs."""
+        places = self.places(inputs, options, numerics)
+        return self._laid_out(inputs, (([place], value(place.problem.near())) for place in places))
+
+    def _laid_out(self, inputs: Inputs, computed: Iterable[tuple[list[Place], dict[str, Tensor]]]) -> dict[str, Tensor]:
+        """What was computed of some places at a time, their rows one after the other: float64 in the shapes of the
+        outputs."""
         tokens, heads, width = self.shape(inputs)
         device = next(iter(inputs.values())).device
         whole: dict[str, Tensor] = {}
-        for place in self.places(inputs, options, numerics):
-            for name, rows in value(place.problem.near()).items():
+        for places, results in computed:
+            at = torch.cat([place.ids(heads) for place in places]).to(device) if len(places) > 1 else None
+            for name, rows in results.items():
                 shape = (tokens, heads, *rows.shape[1:])
                 into = whole.setdefault(name, torch.zeros(shape, dtype=torch.float64, device=device))
-                place.put(rows, into)
+                if at is None:
+                    places[0].put(rows, into)
+                else:
+                    into.flatten(0, 1)[at] = rows.to(into)
         if not whole:  # no sequence: only empty outputs
             whole = {"out": torch.zeros((tokens, heads, width), dtype=torch.float64, device=device)}
             whole["lse"] = whole["out"].sum(dim=2)
@@ -509,32 +567,107 @@ class AttentionContract(Contract):
 
 
 @dataclass(frozen=True)
+class Row:
+    """A row of the output that an alternative refused.
+
+    Attributes
+    ----------
+    place, number : its attention, and which row of that it is.
+    column : that of the element in ``out``; None of the log-sum-exp.
+    outputs : what was computed of it, float64 ``[Dv]`` and ``[1]``, by the words for outputs.
+    """
+
+    contract: AttentionContract
+    call: Call
+    place: Place
+    number: int
+    column: int | None
+    outputs: dict[str, Tensor]
+
+    @cached_property
+    def problem(self) -> Attention:
+        """The row alone."""
+        return self.place.problem.rows(slice(self.number, self.number + 1)).near()
+
+    @cached_property
+    def known(self) -> Scores:
+        """Its scores, the same for every pipeline."""
+        return Scores.of(self.place.problem, self.number)
+
+    def lies_in(self, edges: dict[str, Tensor], column: int | None = None) -> bool:
+        """Whether all of it lies between the edges of its outputs, or of ``out`` one column, of which these are."""
+        names = self.contract.names
+        for word, x in self.outputs.items() if column is None else [("out", self.outputs["out"][[column]])]:
+            kind = self.contract.kinds(self.call)[names[word]]
+            low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0].cpu() for end in ("low", "high"))
+            if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].cpu().to(torch.bool)).all()):
+                return False
+        return True
+
+    def held_by(self, some: list[Pipeline]) -> list[Pipeline]:
+        """The pipelines whose codes hold it."""
+
+        def holds(one: Pipeline, column: int | None) -> bool:
+            problem, known = self.place.problem, self.known
+            bound = codes_bound(problem, one, predicted=False, known=known, column=column)
+            return self.lies_in(self.contract.laid_edges(self.problem, [bound]), column)
+
+        if len(some) > 1 and self.column is not None:
+            some = [one for one in some if holds(one, self.column)]
+        return [one for one in some if holds(one, None)]
+
+
+@dataclass(frozen=True)
 class Undeclared(Sets):
-    """What is admitted where nothing is declared: ``plain``, and what ``by_codes`` finds for an output that it
-    refused."""
+    """What is admitted where nothing is declared: ``plain``, and what ``by_codes`` yields of an output whose worst
+    element it or another alternative refused: None while a pipeline may hold it, then its verdict."""
 
     plain: Sets
-    by_codes: Callable[[Found, Verdict], Verdict | None]
+    by_codes: Callable[[Found, Worst], Iterator[Verdict | None]]
 
     @property
     def numerics(self) -> str:  # type: ignore[override]
         """Those of ``plain``."""
         return self.plain.numerics
 
+    def may_hold_worst(self, outputs: Found, worst: Worst) -> bool:
+        return self.plain.may_hold_worst(outputs, worst) or any(True for _ in self.by_codes(outputs, worst))
+
     def judge(self, found: Found) -> Verdict:
         refused = self.plain.judge(found)
-        held = self.by_codes(found, refused) if refused.status.is_failure else None
+        if not refused.status.is_failure or refused.worst is None:
+            return refused
+        held = next((one for one in self.by_codes(found, refused.worst) if one is not None), None)
         return refused if held is None else undeclared(held, refused)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         return self.plain.ranges(expected)
 
 
+def _walked(
+    places: list[Place], chosen: Pipeline, value: Callable[[Iterable[Walk], Tensor], dict[str, Tensor]]
+) -> Iterator[tuple[list[Place], dict[str, Tensor]]]:
+    """Some of the places at a time, and what ``value`` gives of their walks and of the rows that have keys."""
+    for numbers in together([place.problem for place in places], chosen):
+        some = [places[number] for number in numbers]
+        walk = walk_together([place.problem for place in some], chosen) if len(some) > 1 else None
+        if walk is not None:
+            yield some, value([walk], walk.problem.seen())
+            continue
+        for place in some:
+            near = place.problem.near()
+            yield [place], value(walks(near, chosen), near.seen())
+
+
+def _has_bits(chosen: Pipeline) -> bool:
+    return chosen.modelled and not chosen.integers
+
+
 def _spread(problem: Attention) -> float:
     """By how much the largest score of a row exceeds its least one, of the row where that is most, in nats."""
     if not problem.k.shape[0] or not bool(problem.seen().any()):
         return 0.0
-    y, window = (problem.factor[:, None] * problem.scores()).nan_to_num(nan=0.0), problem.window()
+    y, window = problem.logits(problem.scores()).nan_to_num(nan=0.0), problem.window()
     top, low = y.masked_fill(~window, -torch.inf).amax(dim=1), y.masked_fill(~window, torch.inf).amin(dim=1)
     return float((top - low)[problem.seen()].amax())
 
@@ -593,6 +726,16 @@ def positive_or_none(name: str, options: Options, option: str) -> None:
     scale = options[option]
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
         raise OptionError(f"{name}: {option}={scale!r}; pass a positive finite number, or None for D^-0.5")
+
+
+def cap_of(name: str, options: Options, option: str) -> float | None:
+    """The soft cap; None of 0.
+
+    Raises OptionError: the option is neither 0 nor a positive finite number."""
+    cap = options[option]
+    if not (isinstance(cap, int | float) and 0 <= cap < math.inf):
+        raise OptionError(f"{name}: {option}={cap!r}; pass 0 for none, or a positive finite number")
+    return float(cap) or None
 
 
 def window_size(name: str, options: Options, option: str) -> None:

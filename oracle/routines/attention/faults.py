@@ -14,6 +14,7 @@ from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines.attention.contract import AttentionContract, Place
 from oracle.routines.attention.merge import FlashInferMergeState, MergeAttnStates, MergeContract
 from oracle.routines.attention.prefill import BatchPrefillWithRaggedKVCacheWrapper, FlashInferPrefill, MhaFwd
+from oracle.routines.attention.sage import QkInt8SvF8, slots
 from oracle.routines.attention.wide import (
     ExtendAttentionFwd,
     FlashMlaWithKvcache,
@@ -46,7 +47,7 @@ ATTENTION = of_class(AttentionContract)
 FAULTS = Faults(ATTENTION)
 fault = FAULTS.declare
 
-CODED = of_class(MhaFwd) | of_class(FlashInferPrefill)
+CODED = of_class(MhaFwd) | of_class(FlashInferPrefill) | of_class(QkInt8SvF8)
 FIT = "no key lies so far below the maximum, or all that do have values that cancel"
 ROUNDED = need(lambda call: call.arch != "cpu", "P is not rounded")
 
@@ -219,10 +220,41 @@ fault(
     seen="SageAttention 2 and torch's is_causal align the mask so",
     needs=both(
         need(lambda call: _causal(call), "the call is not causal"),
+        need(lambda call: not isinstance(call.contract, QkInt8SvF8), "it begins there"),
         need(lambda call: any(_queries(p) != p.k.shape[0] for p in _problems(call)), "as many queries as keys"),
     ),
     product=_seen(lambda p: (p.start, p.stop - p.k.shape[0] + _queries(p))),
 )
+
+
+fault(
+    "causal mask from the bottom right",
+    INDEX,
+    on=of_class(QkInt8SvF8),
+    seen="FlashAttention's mask, with which SageAttention's is exchanged",
+    needs=both(
+        need(lambda call: _causal(call), "the call is not causal"),
+        need(lambda call: any(_queries(p) != p.k.shape[0] for p in _problems(call)), "as many queries as keys"),
+    ),
+    product=_seen(lambda p: (p.start, p.stop + p.k.shape[0] - _queries(p))),
+)
+fault(
+    "values in the order of the keys",
+    MOVEMENT,
+    on=of_class(QkInt8SvF8),
+    seen="SageAttention 2.2 csrc/fused/fused.cu: sm100 takes values that are not swapped",
+    needs=need(lambda call: _longest(call) > 2, "no key changes its place"),
+    read=lambda inputs: inputs | {"value": _unswapped(inputs["value"])},
+    same_if="all values are alike",
+)
+
+
+def _unswapped(value: Tensor) -> Tensor:
+    """Values ``[.., P]`` that a reader of swapped ones takes for those of the slot of their key, in its dtype."""
+    raw, at = value.view(torch.uint8), slots(value.shape[-1], value.device)
+    taken = torch.empty_like(raw)
+    taken[..., at] = raw
+    return taken.view(value.dtype)
 
 
 def _causal(call: Call) -> bool:
@@ -234,6 +266,29 @@ def _queries(problem: Attention) -> int:
     return int(problem.stop[-1] - problem.stop[0]) + 1 if len(problem.stop) else 0
 
 
+CAPS = ("softcap", "logit_cap")
+CAPPED = need(lambda call: any(call.resolved.get(name) for name in CAPS), "there is no soft cap")
+NEAR = "every score is far below the cap"
+fault(
+    "soft cap {}",
+    VALUE,
+    needs=CAPPED,
+    over=(
+        way(
+            "left out",
+            lambda p: replace(p, cap=None),
+            seen="no public thread: a backend that has no soft cap takes the call",
+        ),
+        way(
+            "before the softmax scale",
+            lambda p: replace(p, cap=p.cap and p.cap * p.softmax_scale),
+            seen="no public thread: Gemma 2 caps the scaled score",
+        ),
+    ),
+    product=lambda change: change,
+    same_if=NEAR,
+    admissible_if=NEAR,
+)
 LEFT = ("window_size_left", "window_left", "sliding_window_size")
 
 
@@ -355,9 +410,9 @@ def _of_heads(call: Call) -> dict[str, int]:
 )
 def read_head(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every query head gets keys, values and scales of its own: those of KV head h mod G."""
-    axes, heads = _of_heads(call), inputs["q"].shape[-2]
+    axes, heads = _of_heads(call), _contract(call).shape(inputs)[1]
     name, axis = next(iter(axes.items()))
-    taken = torch.arange(heads, device=inputs["q"].device) % inputs[name].shape[axis]
+    taken = torch.arange(heads, device=inputs[name].device) % inputs[name].shape[axis]
     return inputs | {name: _taken(inputs[name], axis, taken) for name, axis in axes.items()}
 
 
@@ -428,7 +483,7 @@ def write_finite(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     contract = _contract(call)
     named = {word: outputs[name].clone() for word, name in contract.names.items() if name in outputs}
     shape = contract.shape(call.inputs)
-    zero = torch.zeros(shape, dtype=torch.float64, device=call.inputs["q"].device)
+    zero = torch.zeros(shape, dtype=torch.float64, device=next(iter(call.inputs.values())).device)
     whole = {"out": zero, "lse": zero.sum(dim=2)}
     changed = {word: torch.zeros_like(x, dtype=torch.bool) for word, x in whole.items()}
     for place in contract.places(call.inputs, call.resolved):
@@ -486,7 +541,7 @@ fault(
             "keeps the lift of P",
             lambda x: x + 8 * math.log(2.0),
             seen="flashinfer 1566; cudnn-frontend 1059",
-            on=CODED,
+            on=of_class(MhaFwd) | of_class(FlashInferPrefill),
         ),
     ),
     write=_lse,

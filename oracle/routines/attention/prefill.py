@@ -19,6 +19,7 @@ from oracle.errors import InputError, OptionError, ShapeError
 from oracle.routines.attention.contract import (
     AttentionContract,
     Place,
+    cap_of,
     check_pages,
     check_spans,
     group_of,
@@ -83,6 +84,7 @@ class MhaFwd(AttentionContract):
         OptionSpec("is_causal", False, (False, True), "no key behind the place of a query"),
         OptionSpec("window_size_left", -1, None, "keys before the place of a query; -1: all"),
         OptionSpec("window_size_right", -1, None, "keys behind it; -1: all"),
+        OptionSpec("softcap", 0.0, None, "C of C tanh(y / C), which a score becomes; 0: no soft cap"),
         OptionSpec("num_splits", 1, None, "at most so many blocks share the keys of a row; 1 to 256"),
     )
 
@@ -110,6 +112,7 @@ class MhaFwd(AttentionContract):
         positive_or_none(self.name, options, "softmax_scale")
         for name in ("window_size_left", "window_size_right"):
             window_size(self.name, options, name)
+        cap_of(self.name, options, "softcap")
         splits = options["num_splits"]
         if type(splits) is not int or not 1 <= splits <= 256:
             raise OptionError(f"{self.name}: num_splits={splits!r}; pass 1 to 256")
@@ -140,7 +143,7 @@ class MhaFwd(AttentionContract):
                 rows = q[b, :, heads].reshape(queries * group, depth)
                 problem = Attention(
                     rows, own_k[:, g], own_v[:, g], scale, of_q[b, g].expand(len(rows)), of_k[b, g],
-                    of_v[b, g], start, stop, sink,
+                    of_v[b, g], start, stop, sink, cap_of(self.name, options, "softcap"),
                 )  # fmt: skip  # the operands, then the windows
                 yield Place(problem, b, slice(b * queries, (b + 1) * queries), heads)
 

@@ -24,6 +24,7 @@ from oracle.numbers.rounding import f32
 from oracle.routines.attention.contract import (
     AttentionContract,
     Place,
+    cap_of,
     check_pages,
     check_spans,
     group_of,
@@ -112,6 +113,7 @@ class UnifiedAttention(WideAttention):
     options = (
         OptionSpec("softmax_scale", None, None, "what multiplies a score; None: D^-0.5"),
         OptionSpec("window_size_left", -1, None, "keys that a query sees before its place; -1: all"),
+        OptionSpec("softcap", 0.0, None, "C of C tanh(y / C), which a score becomes; 0: no soft cap"),
     )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -120,6 +122,7 @@ class UnifiedAttention(WideAttention):
         group_of(inputs, self.name)
         positive_or_none(self.name, options, "softmax_scale")
         window_size(self.name, options, "window_size_left")
+        cap_of(self.name, options, "softcap")
         check_spans(self.name, "cu_seqlens_q", inputs["cu_seqlens_q"], bound["M"])
         queries = inputs["cu_seqlens_q"].diff()
         if len(queries) != len(used):
@@ -160,7 +163,8 @@ class UnifiedAttention(WideAttention):
                 (k, of_k), (v, of_v) = parts
                 sink = inputs["sinks"][own].to(torch.float64).repeat(queries) if "sinks" in inputs else None
                 taken = q[rows, own].reshape(queries * group, depth)
-                problem = Attention(taken, k, v, scale, one.expand(len(taken)), of_k, of_v, start, stop, sink)
+                ones, cap = one.expand(len(taken)), cap_of(self.name, options, "softcap")
+                problem = Attention(taken, k, v, scale, ones, of_k, of_v, start, stop, sink, cap)
                 yield Place(problem, b, rows, own)
 
 
@@ -172,6 +176,7 @@ class TritonAttention(WideAttention):
         OptionSpec("sm_scale", None, None, "what multiplies a score; None: D^-0.5"),
         OptionSpec("k_scale", 1.0, None, "scale of all keys of the cache"),
         OptionSpec("v_scale", 1.0, None, "scale of all values of the cache"),
+        OptionSpec("logit_cap", 0.0, None, "C of C tanh(y / C), which a score becomes; 0: no soft cap"),
     )
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -182,6 +187,7 @@ class TritonAttention(WideAttention):
             positive_or_none(self.name, options, name)
             if name != "sm_scale" and options[name] is None:
                 raise OptionError(f"{self.name}: {name}=None; pass a positive finite number")
+        cap_of(self.name, options, "logit_cap")
         check_spans(self.name, "kv_indptr", inputs["kv_indptr"], bound["L"])
         check_pages(self.name, "kv_indices", inputs["kv_indices"], bound["C"])
 
@@ -243,7 +249,8 @@ class DecodeAttentionFwd(TritonAttention):
             for g in range(k.shape[1]):
                 own = slice(g * group, (g + 1) * group)
                 sink = inputs["sinks"][own].to(torch.float64) if "sinks" in inputs else None
-                problem = Attention(q[b, own], k[:, g], v[:, g], scale, one.expand(group), one, one, start, stop, sink)
+                ones, cap = one.expand(group), cap_of(self.name, options, "logit_cap")
+                problem = Attention(q[b, own], k[:, g], v[:, g], scale, ones, one, one, start, stop, sink, cap)
                 yield Place(problem, b, slice(b, b + 1), own)
 
 
@@ -302,8 +309,8 @@ class ExtendAttentionFwd(TritonAttention):
                 own = slice(g * group, (g + 1) * group)
                 sink = inputs["sinks"][own].to(torch.float64).repeat(queries) if "sinks" in inputs else None
                 taken = q[rows, own].reshape(queries * group, q.shape[2])
-                ones = one.expand(len(taken))
-                problem = Attention(taken, k[:, g], v[:, g], scale, ones, one, one, start, stop, sink)
+                ones, cap = one.expand(len(taken)), cap_of(self.name, options, "logit_cap")
+                problem = Attention(taken, k[:, g], v[:, g], scale, ones, one, one, start, stop, sink, cap)
                 yield Place(problem, b, rows, own)
 
 

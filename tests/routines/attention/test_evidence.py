@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from oracle.bounds.attention import pipeline_bound
+from oracle.bounds import attention as bounds
+from oracle.bounds.attention import Scores, codes_bound, pipeline_bound
 from oracle.numbers.formats import same_bits
 from oracle.tensorcore import attention
 from oracle.tensorcore.attention import pipeline, predict_attention, walks
@@ -69,3 +75,48 @@ class TestCompiled:
         p = problem(3, 20, 97, 32)
         one, other = (predict_attention(x, pipeline(NAMES[0])) for x in (p, replace(p, v=p.v.flip(0))))
         assert not bool(same_bits(one, other).all())
+
+
+@pytest.mark.interpreter
+@pytest.mark.turns(4)
+def test_the_walk_of_a_device_has_every_bit(root: Path) -> None:
+    """Of several problems at once, in Triton's interpreter; one changed bit of the sums is noticed."""
+    pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.support.interpreted_attention"]
+    ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    different = json.loads(ran.stdout.splitlines()[-1])
+    assert different.pop("a changed bit") > 0
+    assert len(different) == 12 and not any(different.values())
+
+
+class TestColumn:
+    """The compiled sums of one column of a row are those among all columns, a little wider."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("keys", [1, 70, 330])
+    def test_holds_the_bound_of_the_row(self, name: str, keys: int) -> None:
+        p, row = problem(keys, 20, keys, 32, sink=True), 11
+        known = Scores.of(p, row)
+        whole, alone = (
+            codes_bound(p, pipeline(name), predicted=False, known=known, column=column) for column in (None, 7)
+        )
+        low, high = whole.low[:, 7:8], whole.high[:, 7:8]
+        assert bool((alone.low <= low).all() and (alone.high >= high).all())
+        assert bool(((alone.high - alone.low) <= (high - low) * (1 + 2.0**-20) + 1e-300).all())
+
+    def test_other_values_leave_it(self) -> None:
+        p = problem(3, 20, 97, 32)
+        row = int((p.stop - p.start).argmax())
+        known, other = Scores.of(p, row), replace(p, v=p.v.view(torch.uint8).flip(1).view(p.v.dtype))
+        one, two = (codes_bound(x, pipeline(NAMES[0]), predicted=False, known=known, column=7) for x in (p, other))
+        assert float(one.low) > float(two.high) or float(one.high) < float(two.low)
+
+    def test_without_numba(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        p, name = problem(5, 20, 97, 32), pipeline(NAMES[0])
+        known = Scores.of(p, 4)
+        compiled = codes_bound(p, name, predicted=False, known=known, column=7)
+        monkeypatch.setattr(bounds, "_compiled", lambda: None)
+        defined = codes_bound(p, name, predicted=False, known=known, column=7)
+        assert torch.allclose(compiled.low, defined.low, rtol=2.0**-20)

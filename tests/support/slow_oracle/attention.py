@@ -29,6 +29,15 @@ def _logarithm(low: Fraction, high: Fraction, unit: Fraction) -> int:
     return code
 
 
+def _weight(y: Fraction, cap: Fraction | None) -> tuple[Fraction, Fraction]:
+    """Bounds of ``exp(y)``, or of ``exp(C tanh(y / C))``."""
+    if cap is None:
+        return exp_bounds(y)
+    low, high = exp_bounds(2 * y / cap)
+    least, most = (cap * (end - 1) / (end + 1) for end in (low, high))
+    return exp_bounds(least)[0], exp_bounds(most)[1]
+
+
 def _rows(
     q: list[list[Value]],
     k: list[list[Value]],
@@ -39,6 +48,7 @@ def _rows(
     sink: Fraction | None,
     dtype: str,
     unit: Fraction,
+    cap: Fraction | None = None,
 ) -> tuple[list[list[int]], list[int]]:
     """Codes of the output of each query of one head, and of its log-sum-exp."""
     outs, sums = [], []
@@ -46,7 +56,7 @@ def _rows(
         weights = []
         for key in k[start:stop]:
             dot = sum((_number(a) * _number(b) for a, b in zip(row, key, strict=True)), Fraction(0))
-            weights.append(exp_bounds(scale * dot))
+            weights.append(_weight(scale * dot, cap))
         if not weights:
             outs.append([0] * len(v[0]))
             sums.append(NEGATIVE_INFINITY)
@@ -75,6 +85,7 @@ def _spread(
     windows: list[tuple[int, int]],
     sinks: list[Fraction | None],
     dtype: str,
+    cap: Fraction | None = None,
 ) -> list[list[list[int]]]:
     """Codes ``[S][H][V]`` of queries ``[S][H][D]`` over keys ``[N][G][D]``, values times their scales in ``v``."""
     heads, of_keys = len(queries[0]), len(k[0])
@@ -82,7 +93,7 @@ def _spread(
     for h in range(heads):
         g, rows = h // (heads // of_keys), [row[h] for row in queries]
         keys, of_v = ([row[g] for row in x] for x in (k, v))
-        codes, _ = _rows(rows, keys, of_v, scale, Fraction(1), windows, sinks[h], dtype, Fraction(1))
+        codes, _ = _rows(rows, keys, of_v, scale, Fraction(1), windows, sinks[h], dtype, Fraction(1), cap)
         for row, own in zip(out, codes, strict=True):
             row.append(own)
     return out
@@ -114,6 +125,10 @@ def _sinks(i: Mapping[str, Array], name: str, heads: int) -> list[Fraction | Non
     return [_number(x) for x in i[name].values()] if name in i else [None] * heads
 
 
+def _cap(o: Mapping[str, object], name: str) -> Fraction | None:
+    return Fraction(float(str(o[name]))) if o.get(name) else None
+
+
 def _before(queries: int, keys: int, left: int) -> list[tuple[int, int]]:
     """The keys of each query, the last of which stands at the last key."""
     places = [s + keys - queries for s in range(queries)]
@@ -138,7 +153,8 @@ def unified(i: Mapping[str, Array], o: Mapping[str, object]) -> list[int]:
             parts.append(_times([caches[name][slot] for slot in slots], scales))
         windows = _before(stop - first, keys, int(str(o.get("window_size_left", -1))))
         if stop > first:
-            out += _spread(q[first:stop], *parts, scale, windows, _sinks(i, "sinks", len(q[0])), dtype)
+            sinks, cap = _sinks(i, "sinks", len(q[0])), _cap(o, "softcap")
+            out += _spread(q[first:stop], *parts, scale, windows, sinks, dtype, cap)
     return _flat(out)
 
 
@@ -163,7 +179,8 @@ def triton(i: Mapping[str, Array], o: Mapping[str, object]) -> list[int]:
         left = int(str(o.get("sliding_window_size", -1)))
         windows = _before(stop - first, len(parts[0]), left) if new else [(0, len(parts[0]))]
         if stop > first:
-            out += _spread(q[first:stop], *parts, scale, windows, _sinks(i, "sinks", len(q[0])), i["q"].dtype)
+            sinks, cap = _sinks(i, "sinks", len(q[0])), _cap(o, "logit_cap")
+            out += _spread(q[first:stop], *parts, scale, windows, sinks, i["q"].dtype, cap)
     return _flat(out)
 
 
@@ -197,6 +214,37 @@ def latent(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[in
             b, s = divmod(token, queries)
             lse[(b * heads + h) * queries + s] = sums[0] if k else 0x7F800000
     return {"out": out, "softmax_lse": lse}
+
+
+def sage(i: Mapping[str, Array], o: Mapping[str, object]) -> list[int]:
+    """``qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf``: ``[B, S, H, D]``."""
+    (batch, queries, heads, depth), (_, keys, of_keys, _) = i["query"].shape, i["key"].shape
+    scale = Fraction(float(str(o["sm_scale"]))) if o.get("sm_scale") else Fraction(depth**-0.5)
+    swapped = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+    of_q, of_k, of_v = (i[f"{name}_scale"].rows() for name in ("query", "key", "value"))
+    columns, out = i["value"].rows(), [0] * (batch * queries * heads * depth)
+    for b in range(batch):
+        for h in range(heads):
+            g = h // (heads // of_keys)
+            rows = _part(i["query"], b * queries * heads + h, heads, queries)
+            q = [[_number(x) * _number(of_q[b * heads + h][s // 16]) for x in row] for s, row in enumerate(rows)]
+            rows = _part(i["key"], b * keys * of_keys + g, of_keys, keys)
+            k = [[_number(x) * _number(of_k[b * of_keys + g][n // 128]) for x in row] for n, row in enumerate(rows)]
+            v = [
+                [
+                    _number(columns[(b * depth + d) * of_keys + g][n - n % 16 + swapped.index(n % 16)])
+                    * _number(of_v[b * of_keys + g][d])
+                    for d in range(depth)
+                ]
+                for n in range(keys)
+            ]
+            windows = [(0, min(keys, s + 1) if o.get("is_causal") else keys) for s in range(queries)]
+            dtype = str(o.get("out_dtype", "bfloat16"))
+            codes, _ = _rows(q, k, v, scale, Fraction(1), windows, None, dtype, Fraction(1))
+            for s in range(queries):
+                at = ((b * queries + s) * heads + h) * depth
+                out[at : at + depth] = codes[s]
+    return out
 
 
 def merge(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int]]:
@@ -285,7 +333,8 @@ def flash(i: Mapping[str, Array], o: Mapping[str, object]) -> dict[str, list[int
             rows = _part(i["q"], b * queries * heads + h, heads, queries)
             k, v = (_part(i[name], b * keys * of_keys + g, of_keys, used) for name in "kv")
             sink = _number(i["s_aux"].values()[h]) if "s_aux" in i else None
-            codes, sums = _rows(rows, k, v, scale * of[0] * of[1], of[2], windows, sink, "bfloat16", Fraction(1))
+            factor, cap = scale * of[0] * of[1], _cap(o, "softcap")
+            codes, sums = _rows(rows, k, v, factor, of[2], windows, sink, "bfloat16", Fraction(1), cap)
             for s in range(queries):
                 at = ((b * queries + s) * heads + h) * width
                 out[at : at + width] = codes[s]

@@ -238,6 +238,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "single_prefill_with_kv_cache": attention.prefill,
     "BatchPrefillWithRaggedKVCacheWrapper": attention.batch,
     "BatchPrefillWithPagedKVCacheWrapper": attention.batch,
+    "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf": attention.sage,
     "unified_attention": attention.unified,
     "decode_attention_fwd": attention.triton,
     "extend_attention_fwd": attention.triton,
