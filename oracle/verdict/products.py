@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -280,11 +280,15 @@ def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     have one accumulator, whose bound holds for all of them); each accumulator with K split anywhere, where a bound is
     derived for it. Empty where the first is float32 in any order.
     """
-    if numerics[0] == IEEE32:
-        return ()
-    first = accumulators(map(of_class, numerics))
+    return () if numerics[0] == IEEE32 else _wider(numerics[0], tuple(map(of_class, numerics)))
+
+
+@lru_cache(maxsize=256)
+def _wider(name: str, schedules: tuple[Schedule, ...]) -> tuple[str, ...]:
+    """The classes of these schedules beside the one of this name."""
+    first = accumulators(schedules)
     splits = [name + SPLIT for acc, name in first.items() if not acc.scales_inside and acc.split is None]
-    return tuple(name for name in (IEEE32, *first.values(), *splits) if name != numerics[0])
+    return tuple(one for one in (IEEE32, *first.values(), *splits) if one != name)
 
 
 def accumulators(schedules: Iterable[Schedule]) -> dict[Accumulator, str]:
@@ -303,6 +307,7 @@ def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
     return mostly_zero(*(part.of(output) for part in parts))
 
 
+@lru_cache(maxsize=256)
 def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
     """Ways to accumulate that a contract which promises ``schedule`` excludes."""
     i = schedule.instruction

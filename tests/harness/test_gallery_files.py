@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import oracle
 from oracle.bindings.binding import Binding
 from oracle.bindings.known import bindings, find
 from oracle.errors import FixtureError, OptionError
@@ -90,6 +91,10 @@ class TestBound:
 
     def test_a_call_that_is_laid_out(self) -> None:
         """It writes into the same memory each time; a routine without a binding is refused."""
+        name = "torch_per_tensor_w8a8_scaled_mm"
+        case = cases.parse(f"{name}/e4m3xe4m3-bf16/tensor:tensor/m=16,n=128,k=256/family=randn/seed=1")
+        call = bound.call_of("torch:_scaled_mm", name, case.inputs(), case.call_options())
+        assert torch.equal(call(), call()) and oracle.judge(name, case.inputs(), call(), arch="cpu")
         inputs = {"x": torch.randn(4, 32), "scale": torch.ones(1)}
         with pytest.raises(OptionError, match="no binding under scaled_fp8_quant"):
             bound.call_of("torch:_scaled_mm", "scaled_fp8_quant", inputs, {})
