@@ -1,8 +1,8 @@
 """The exact value and the bounds B2, B2 over splits and B3 of a scaled product, in compiled lanes.
 
 Every float64 operation is the definition's (:func:`oracle.truth.gemm.exact`, :func:`oracle.bounds.chain.residue`,
-``split`` and ``any_order``, :class:`oracle.bounds.product.Promotion`), in its order, or exact, so results agree bit for bit wherever
-the definition's matrix product is exact (the caller tests that).
+``split`` and ``any_order``, :class:`oracle.bounds.product.Promotion`), in its order, or exact, so results agree bit for
+bit wherever the definition's matrix product is exact (the caller tests that).
 
     step   P+, P-, F+, F-, l', h' as below, x' = x + (P+ - P-);  or, where only the exact value is asked for, X += a b
     chain  y, lo, hi, Phi, open as in oracle.bounds.product;  X += x;  x = 0
