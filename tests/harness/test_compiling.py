@@ -50,6 +50,7 @@ class TestCompileKernels:
         assert sorted((*done.compiled, *done.loaded)) == sorted(compiling.kernels())
         assert all(kernel.signatures for kernel in compiling.kernels().values()), "one that is not called"
 
+    @pytest.mark.turns(8)
     def test_no_judgement_compiles_after_it(self, tmp_path: Path) -> None:
         kept = {"NUMBA_CACHE_DIR": str(tmp_path)}
         before = run(["-c", JUDGED, "NaN"], **kept)
