@@ -16,7 +16,7 @@ value, are at least those of ``2**-126``. Once a prefix may exceed float32 nothi
 Every quantity is dyadic and within 53 bits for FP8 operands, so float64 evaluates the recursions exactly. For wider
 operands a prefix of ``n`` products may miss the exact one by ``2**-51 n sum |p|``; that *slack* is added wherever a
 prefix is looked at, and to the result.
-Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu_kernels` has the same numbers of B2 faster. Not covered:
+Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu_kernels` has the same numbers faster. Not covered:
 scales, promotion, output rounding (:mod:`oracle.bounds.product`).
 Source: derived here from the step's definition; Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020) is the
 classical form that these sharpen.
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -258,20 +259,23 @@ def reach(sums: Tensor, group: int) -> Tensor:
     A sum of consecutive steps is a difference of two prefixes, so the largest is the range of the prefixes and 0.
     """
     largest = torch.zeros_like(sums[..., 0])
-    step = torch.arange(sums.shape[-1], device=sums.device)
-    seen = set()
-    for tile in TILES:
-        number = step // max(1, tile // group)
-        for stride in range(1, min(MOST_STRIDE, int(number[-1]) + 1) + 1):
-            for first in range(stride):
-                of = number % stride == first
-                if (key := tuple(of.tolist())) not in seen:
-                    seen.add(key)
-                    prefix = torch.cumsum(sums[..., of], dim=-1)
-                    largest = torch.maximum(
-                        largest, prefix.amax(dim=-1).clamp(min=0) - prefix.amin(dim=-1).clamp(max=0)
-                    )
+    for of in subsequences(sums.shape[-1], group):
+        prefix = torch.cumsum(sums[..., torch.tensor(of, device=sums.device)], dim=-1)
+        largest = torch.maximum(largest, prefix.amax(dim=-1).clamp(min=0) - prefix.amin(dim=-1).clamp(max=0))
     return largest
+
+
+@lru_cache(maxsize=64)
+def subsequences(steps: int, group: int) -> tuple[tuple[int, ...], ...]:
+    """The steps, of so many of ``group`` products, that one chain may sum without a gap: all, or those of every n-th
+    tile, each list once."""
+    every = dict[tuple[int, ...], None]()
+    for tile in TILES:
+        number = [step // max(1, tile // group) for step in range(steps)]
+        for stride in range(1, min(MOST_STRIDE, number[-1] + 1) + 1):
+            for first in range(stride):
+                every[tuple(step for step, of in enumerate(number) if of % stride == first)] = None
+    return tuple(every)
 
 
 def floor_power(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The exact value and the bounds B2 and B3 of a scaled product, in compiled lanes.
+"""The exact value and the bounds B2, B2 over splits and B3 of a scaled product, in compiled lanes.
 
-Every float64 operation is the definition's (:func:`oracle.truth.gemm.exact`, :func:`oracle.bounds.chain.residue` and
-``any_order``, :class:`oracle.bounds.product.Promotion`), in its order, or exact, so results agree bit for bit wherever
-the definition's matrix product is exact (the caller tests that).
+Every float64 operation is the definition's (:func:`oracle.truth.gemm.exact`, :func:`oracle.bounds.chain.residue`,
+``split`` and ``any_order``, :class:`oracle.bounds.product.Promotion`), in its order, or exact, so results agree bit for
+bit wherever the definition's matrix product is exact (the caller tests that).
 
     step   P+, P-, F+, F-, l', h' as below, x' = x + (P+ - P-);  or, where only the exact value is asked for, X += a b
     chain  y, lo, hi, Phi, open as in oracle.bounds.product;  X += x;  x = 0
@@ -20,7 +20,8 @@ In ``[C, 2 C)`` the last place of a float64 is ``q``: so an fma that rounds towa
 of its product, which is less than ``4 2^t q``, and sums of them stay there. Where the machine cannot be told to round
 that way (:mod:`oracle.tensorcore.cpu_truncation`), each product is cut apart. All of it is exact in float64 where the
 caller admits the product. ``x`` is exact, so its order of summation is free, and :func:`exact_value` takes rows in
-pairs. B3 needs these sums of a whole chain, F+ and F- for a ``q`` that grows with the error that they give.
+pairs. B3 needs these sums of a whole chain, F+ and F- for a ``q`` that grows with the error that they give; B2 over
+splits of one chain needs them of every step, and the largest sum of steps that some partial chain adds.
 
 The state of an output row is one flat float64 row: quantity ``q`` of column ``j`` is ``state[i, q + j]``, so that
 quantities lie at constant distances and the compiler vectorises without aliasing tests.
@@ -50,10 +51,13 @@ TURNS = 64  # after which an error grows on
 HI, LO, SLACK, Y, DOWN, UP, PHI, OPEN, PLUS, MINUS, REACHED, BLOCK, STATE = (LANES * q for q in range(13))
 X, LOW, HIGH, CHAIN = (LANES * q for q in range(4))
 ABOVE, BELOW, CUT, CUT_BELOW, START, ERROR, SUMS = (LANES * q for q in range(7))
+LARGEST, ONE_SIGN, GROWN, PREFIX, LOWEST, HIGHEST, HELD = (LANES * q for q in range(7))
+AT_ONCE = 16  # rows whose sums of every step are kept
 ORDERED, UNORDERED = 8, 11  # results of :func:`residue` and :func:`any_order`
 
 POWER = 0x7FF0_0000_0000_0000
 ABSENT = -64  # exponent of a zero; a sum with it lies below every exponent of two nonzero operands
+SMALLEST = 2.0**-126  # power of two of an accumulator
 LEAST = -40  # start of the maximum: below every product of two nonzero 8-bit operands, above all that hold a zero
 f64, i8, i64 = np.float64, np.int8, np.int64
 
@@ -288,6 +292,108 @@ def any_order(
     return rests
 
 
+@jit
+def split(
+    a: NDArray[np.float64],
+    a_exponent: NDArray[np.int8],
+    sa: NDArray[np.float64],
+    b: NDArray[np.uint8],
+    b_value: NDArray[np.float64],
+    b_exponent: NDArray[np.int8],
+    sb: NDArray[np.float64],
+    b_rows: int,
+    columns: NDArray[np.int64],
+    source: NDArray[np.int64],
+    tiles: NDArray[np.int64],
+    group: int,
+    t: int,
+    to: int,
+    chosen: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    out: NDArray[np.float64],
+    row0: int,
+    row1: int,
+    panel0: int,
+    panel1: int,
+) -> bool:
+    """B2 over splits of one chain over all of K: ``out`` and the result as of :func:`any_order`.
+
+    ``a``, ``a_exponent`` ``[M, Kp]``, ``sa [M, 1]``, ``b [R, K]``, ``b_value``, ``b_exponent`` ``[codes]``, ``sb
+    [ceil(R / b_rows), 1]``, ``columns [N]``, ``source [Kp]`` and ``tiles [tiles, 4]`` as there, the tiles those of one
+    chain; ``chosen`` from ``ends[i]`` to ``ends[i + 1]``: steps that a partial chain may add, of all such chains.
+    """
+    longest = (tiles[:, 1] - tiles[:, 0]).max()
+    steps = 0
+    for tile in tiles:
+        steps += (tile[1] - tile[0]) // group
+    value = np.zeros((longest, 2, LANES))
+    exponent = np.zeros((longest, LANES), np.int8)
+    tops = np.zeros((AT_ONCE, steps, LANES), np.int8)
+    parts = np.zeros((AT_ONCE, steps, 2 * LANES))
+    moves = np.zeros(AT_ONCE, np.bool_)
+    scale = np.zeros(LANES)
+    sums = np.zeros(SUMS)
+    held = np.zeros((AT_ONCE, HELD))
+    chain = np.zeros((AT_ONCE, CHAIN))
+    state = np.zeros((AT_ONCE, STATE))
+    rests = True
+    for panel in range(panel0, panel1):
+        first = panel * LANES
+        of_panel = columns[first : first + LANES]
+        width = len(of_panel)
+        for j in range(width):
+            scale[j] = sb[of_panel[j] // b_rows, 0]
+        for begin in range(row0, row1, AT_ONCE):
+            rows = min(AT_ONCE, row1 - begin)
+            state[:, :] = 0.0
+            held[:, :] = 0.0
+            parts[:, :, :] = 0.0
+            step = 0
+            for tile in tiles:
+                k0, length = tile[0], tile[1] - tile[0]
+                _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+                for g in range(0, length, group):
+                    for i in range(rows):
+                        for j in range(LANES):
+                            tops[i, step, j] = i8(LEAST)
+                        for k in range(g, g + group, UNROLL):
+                            _raise_top(a_exponent[begin + i], k0 + k, exponent, k, tops[i, step])
+                        add_products(a[begin + i], k0 + g, value, g, group, parts[i, step], 0)
+                    step += 1
+            for i in range(rows):
+                _reach(parts[i], chosen, ends, chain[i], held[i])
+            moves[:] = False
+            moves[:rows] = True
+            turn = 0
+            while turn < TURNS and moves.any():
+                turn += 1
+                for i in range(rows):
+                    if moves[i]:
+                        _start_parts(chain[i], held[i], steps)
+                step = 0
+                for tile in tiles:
+                    k0, length = tile[0], tile[1] - tile[0]
+                    if len(tiles) > 1:
+                        _unpack(b, of_panel, source[k0 : k0 + length], b_value, b_exponent, value, exponent)
+                    for g in range(0, length, group):
+                        for i in range(rows):
+                            if moves[i]:
+                                _start_part(sums, tops[i, step], held[i], t)
+                                add_floors(a[begin + i], k0 + g, value, g, group, sums, CUT)
+                                _lose(chain[i], sums, parts[i, step], tops[i, step], held[i], t, to)
+                        step += 1
+                for i in range(rows):
+                    if moves[i]:
+                        moves[i] = _parts_grow(chain[i], held[i])
+            rests &= not moves.any()
+            for i in range(rows):
+                _promote(state[i], chain[i], sa[begin + i, 0], scale, True)
+                for q in range(3, UNORDERED):
+                    for j in range(width):
+                        out[q, begin + i, first + j] = state[i, q * LANES + j]
+    return rests
+
+
 @piece
 def _unpack_values(
     b: NDArray[np.unsignedinteger],
@@ -431,6 +537,95 @@ def _grows(
         moves = _floor_power(largest + grown) > _floor_power(total)
         c[LOW + j], c[HIGH + j] = low, high
         s[ERROR + j] = grown if moves else s[ERROR + j]
+        grows |= moves
+    return grows
+
+
+@piece
+def _reach(
+    parts: NDArray[np.float64],
+    chosen: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    c: NDArray[np.float64],
+    h: NDArray[np.float64],
+) -> None:
+    """``X`` of a chain of steps with the sums ``parts [steps, 2 LANES]``, the largest magnitude of consecutive ones of
+    a partial chain, and of those of one sign."""
+    for j in range(LANES):
+        c[X + j], h[PREFIX + j], h[LOWEST + j] = 0.0, 0.0, 0.0
+    for step in range(len(parts)):
+        own = parts[step]
+        for j in range(LANES):
+            part = own[j] - own[LANES + j]
+            c[X + j] += part
+            h[PREFIX + j] += max(part, 0.0)
+            h[LOWEST + j] += max(-part, 0.0)
+    for j in range(LANES):
+        h[ONE_SIGN + j], h[LARGEST + j] = max(h[PREFIX + j], h[LOWEST + j]), 0.0
+    for number in range(len(ends) - 1):
+        for j in range(LANES):
+            h[PREFIX + j], h[LOWEST + j], h[HIGHEST + j] = 0.0, 0.0, 0.0
+        for at in range(ends[number], ends[number + 1]):
+            own = parts[chosen[at]]
+            for j in range(LANES):
+                prefix = h[PREFIX + j] + (own[j] - own[LANES + j])
+                h[PREFIX + j] = prefix
+                h[LOWEST + j] = min(h[LOWEST + j], prefix)
+                h[HIGHEST + j] = max(h[HIGHEST + j], prefix)
+        for j in range(LANES):
+            h[LARGEST + j] = max(h[LARGEST + j], h[HIGHEST + j] - h[LOWEST + j])
+
+
+@piece
+def _start_parts(c: NDArray[np.float64], h: NDArray[np.float64], steps: int) -> None:
+    """The interval of the additions of all partial chains."""
+    for j in range(LANES):
+        high = (steps - 1) * 2.0**-24 * _floor_power(h[ONE_SIGN + j] + h[GROWN + j])
+        c[LOW + j], c[HIGH + j] = -high, high
+
+
+@piece
+def _start_part(s: NDArray[np.float64], top: NDArray[np.int8], h: NDArray[np.float64], t: int) -> None:
+    """``C`` of a step, by the largest accumulator that a partial chain may have before it."""
+    for j in range(LANES):
+        magnitude = h[LARGEST + j] + h[GROWN + j]
+        of_held = (f64(magnitude).view(np.int64) >> i64(52)) - i64(1023)
+        start = _power(max(i64(top[j]), of_held) - i64(t) + i64(52))
+        s[START + j], s[CUT + j], s[CUT_BELOW + j] = start, start, start
+
+
+@piece
+def _lose(
+    c: NDArray[np.float64],
+    s: NDArray[np.float64],
+    parts: NDArray[np.float64],
+    top: NDArray[np.int8],
+    h: NDArray[np.float64],
+    t: int,
+    to: int,
+) -> None:
+    """The interval after a step of some partial chain; nothing changes where every product is zero."""
+    ulp = 2.0**-to
+    for j in range(LANES):
+        mg = i64(top[j])
+        live = mg > LEAST
+        lost = _power(mg - i64(t)) + ulp * max(_floor_power(h[LARGEST + j] + h[GROWN + j]), SMALLEST)
+        low = c[LOW + j] - (parts[j] - (s[CUT + j] - s[START + j])) - lost
+        high = c[HIGH + j] + (parts[LANES + j] - (s[CUT_BELOW + j] - s[START + j])) + lost
+        c[LOW + j] = low if live else c[LOW + j]
+        c[HIGH + j] = high if live else c[HIGH + j]
+
+
+@piece
+def _parts_grow(c: NDArray[np.float64], h: NDArray[np.float64]) -> bool:
+    """Whether the error of a lane moves its exponents, as of :func:`_grows`."""
+    grows = False
+    for j in range(LANES):
+        grown, error = max(-c[LOW + j], c[HIGH + j]), h[GROWN + j]
+        largest, one_sign = h[LARGEST + j], h[ONE_SIGN + j]
+        moves = _floor_power(largest + grown) > _floor_power(largest + error)
+        moves |= _floor_power(one_sign + grown) > _floor_power(one_sign + error)
+        h[GROWN + j] = grown if moves else error
         grows |= moves
     return grows
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from oracle.bounds import cuda_residue, triton_sums
 from oracle.bounds import product as definition
 from oracle.bounds.accumulator import Accumulator, chains
+from oracle.bounds.chain import subsequences
 from oracle.bounds.interval import Interval
 from oracle.bounds.product import Promotion
 from oracle.errors import NumericsError
@@ -105,12 +106,11 @@ def any_order_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding
 
 def split_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | None = None) -> Interval:
     """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
-    if acc.promotion is None:
-        return definition.split_bound(product, acc)
-    if why_not_on_device(product, acc):
-        plain = product.c is not None or why_not(product, acc)
-        return definition.split_bound(product, acc) if plain else compiled_split(product, acc)
-    return _confirmed(cuda_residue.split_bound(product, acc), product, acc, definition.split_bound, deciding)
+    if not why_not_on_device(product, acc) and acc.promotion is not None:
+        return _confirmed(cuda_residue.split_bound(product, acc), product, acc, definition.split_bound, deciding)
+    plain = product.c is not None or why_not(product, acc)
+    computed = None if plain else compiled_split(product, acc)
+    return definition.split_bound(product, acc) if computed is None else computed
 
 
 def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | None:
@@ -284,12 +284,11 @@ def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, I
     return value, definition.scaled_at_the_end(product, acc, interval, lambda part: compiled_residue(part, acc))
 
 
-def compiled_split(product: ScaledProduct, acc: Accumulator) -> Interval:
-    """:func:`oracle.bounds.split_bound` of a promoted ``acc``, bit for bit; raises as :func:`compiled_residue`."""
-    assert acc.promotion is not None, "checked"
+def compiled_split(product: ScaledProduct, acc: Accumulator) -> Interval | None:
+    """:func:`oracle.bounds.split_bound`, bit for bit; None where an error keeps growing. Raises as
+    :func:`compiled_residue`."""
     result = _compiled(product, acc, definition.split_bound, f"residue bound of {acc.name}, K split anywhere")
-    assert result is not None
-    return result[1]
+    return None if result is None else result[1]
 
 
 def compiled_any_order(product: ScaledProduct, acc: Accumulator) -> Interval | None:
@@ -396,9 +395,16 @@ class _Pass:
         b, sb, bias, source, tiles = _shared(product, self.order)
         relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
         own: tuple[Any, ...] = (relative,) if self.weak else (acc.out, bias, product.bias is not None)
+        cut = defined is definition.split_bound and acc.promotion is None
+        if cut:
+            of_chains = subsequences(-(-product.K // acc.group), acc.group)
+            ends = np.cumsum([0, *map(len, of_chains)])
+            own = acc.out, np.concatenate(of_chains).astype(np.int64), ends.astype(np.int64)
         self.of_b = b, b_value, b_exponent, sb, product.b_rows
         self.of_sums = source, tiles, self.order.group, acc.align, *own
-        self.kernel: Callable[..., bool | None] = kernels.any_order if self.weak else kernels.residue
+        self.kernel: Callable[..., bool | None] = kernels.residue
+        if self.weak or cut:
+            self.kernel = kernels.any_order if self.weak else kernels.split
         self.quantities = kernels.ORDERED if ordered else kernels.UNORDERED
         self.unordered = None if ordered else sum(1 for _ in chains(product, acc.promotion))
 

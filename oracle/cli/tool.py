@@ -1,8 +1,8 @@
 """Commands about the installation: ``doctor``, ``list`` and ``plan``.
 
 ``doctor`` imports each GPU library in a separate process with a time limit, because one may crash or hang while it
-loads. ``plan`` prints the decision of the production layer, which is imported by name only. Nothing is downloaded or
-compiled.
+loads; with ``--compile`` it compiles the CPU kernels of products. ``plan`` prints the decision of the production layer,
+which is imported by name only. Nothing is downloaded, and nothing else compiled.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from oracle.bindings.missing import PROJECTS, Project, Survey, project, survey
 from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, say, write_json
 from oracle.cli.examples import GEMM
 from oracle.cli.page import page, releases_of
-from oracle.errors import DeviceError, FixtureError, OptionError, SubjectError, counted
+from oracle.errors import DeviceError, FixtureError, OptionError, OracleError, SubjectError, counted
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
-from oracle.harness import coverage, subjects, timings
+from oracle.harness import compiling, coverage, subjects, timings
 from oracle.report import ledger
 from oracle.routines import Contract, cases, drawn, get, profiles, reached, registered
 from oracle.routines.catalogue import catalogue, faults_of
@@ -52,6 +52,8 @@ LAYER_WANTED = "`pip install fp8-oracle-kernels`, or in a checkout `pip install 
 def add_doctor(commands: Commands) -> None:
     command = add_command(commands, "doctor", _doctor, "what is importable and usable here, and why not")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
+    text = "compile the CPU kernels of products first and keep them on disk; otherwise the first calls compile them"
+    command.add_argument("--compile", action="store_true", help=text)
 
 
 def add_list(commands: Commands) -> None:
@@ -213,7 +215,7 @@ def _fixtures(given: str | None) -> Iterator[Finding]:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    findings = examine(arguments.fixtures)
+    findings = [*([_kernels()] if arguments.compile else []), *examine(arguments.fixtures)]
     table = Table("what", "state", title="doctor", title_justify="left")
     table.add_column("found, or why not", overflow="fold")
     styles = {"ok": "green", "absent": "dim", "problem": "bold red"}
@@ -221,6 +223,19 @@ def _doctor(arguments: argparse.Namespace) -> int:
         table.add_row(finding.what, finding.state, finding.said, style=styles[finding.state])
     console().print(table)
     return 1 if any(finding.state == "problem" for finding in findings) else 0
+
+
+def _kernels() -> Finding:
+    """What compiling the CPU's kernels gave."""
+    try:
+        done = compiling.compile_kernels()
+    except ModuleNotFoundError as missing:
+        return Finding("compiled kernels", "absent", f"{missing.name} is not installed; plain torch computes the same")
+    except OracleError as error:
+        return Finding("compiled kernels", "problem", str(error))
+    number, kept = len(done.compiled), len(done.loaded)
+    said = f"{number} compiled in {done.seconds:.0f} s, {kept} loaded; kept in {done.folder}"
+    return Finding("compiled kernels", "ok", said)
 
 
 # --- list ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ Source: the definition of the signal-to-quantisation-noise ratio, here written o
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -24,7 +25,6 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import Format
-from oracle.verdict.loss_jit import WIDTH, figures
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Loss:
         )
 
 
+WIDTH = 16  # elements that the compiled pass takes at a time, of one scale
 COMPILED = 1 << 20  # elements above which a compiled pass gains more than its start takes
 SMALL = 2.0**-200  # scales from which squares of errors and of values stay far inside float64
 
@@ -69,13 +70,17 @@ class Tally:
     def add_rows(self, x: Tensor, codes: Tensor, scale: Tensor, value: Tensor) -> bool:
         """Rows of a matrix by a compiled pass: ``x [R, C]`` of its dtype, ``codes [R, C]`` as uint8, float64
         ``scale [R, G]`` of ``C / G`` elements each, and ``value [256]`` of all codes. False, and nothing is added,
-        where the pass is not for these rows: few elements, another device, groups of no multiple of 16, or something
-        that is NaN or infinite."""
+        where the pass is not for these rows: few elements, another device, groups of no multiple of 16, something that
+        is NaN or infinite, or no numba."""
         columns, across = x.shape[1], scale.shape[1]
         if x.numel() <= COMPILED or x.device.type != "cpu" or columns % across or columns // across % WIDTH:
             return False
         if not bool(((scale >= SMALL) & (scale <= 1 / SMALL)).all()):
             return False
+        if importlib.util.find_spec("numba") is None:
+            return False
+        from oracle.verdict.loss_jit import figures  # numba takes a third of a second to import
+
         rows, own, scales, values = (t.contiguous().numpy() for t in (x.to(torch.float32), codes, scale, value))
         top, least, unit = self.fmt.max_finite, self.fmt.min_normal, math.ldexp(1.0, self.fmt.fraction_bits)
         signal, noise, ulps, relative, *counts = figures(

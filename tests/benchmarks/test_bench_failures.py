@@ -50,6 +50,7 @@ import oracle
 oracle.judge(sys.argv[2], tensors, tensors.pop("out"))
 print(imported, time.process_time())
 """
+COMPILED = "doctor --compile"
 UNKNOWN = ("no known bits", "float32 in any order", "K in uneven parts")
 """Legal outputs without known bits: exact values, which no admitted schedule gives, and those of other arithmetics."""
 RIGHT = ("right", *UNKNOWN)
@@ -142,26 +143,33 @@ def main(shape: tuple[int, ...], device: str = "cpu", rounds: int = 9) -> None:
         )
 
 
-def fresh(shape: tuple[int, ...], name: str = "garbage") -> list[tuple[float, float]]:
-    """CPU seconds of importing torch, and of all, of two processes that judge a wrong output of a file: the first finds
-    no bytecode and no compiled kernel, the second finds those of the first."""
+def fresh(shape: tuple[int, ...], name: str = "garbage") -> dict[str, tuple[float, float]]:
+    """CPU seconds of importing torch, and of all, of processes that judge a wrong output of a file, by what they find:
+    no bytecode and no compiled kernel, those of the first process, and no kernel but those of ``doctor --compile``."""
     inputs, found = outputs(*shape)
+    seen = dict[str, tuple[float, float]]()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "call.safetensors"
         save_file({**inputs, "out": found[name]}, path)
-        kept = {"NUMBA_CACHE_DIR": f"{folder}/kernels", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | kept
-        command = [sys.executable, "-c", FRESH, path, GEMM]
-        done = [subprocess.run(command, capture_output=True, text=True, check=True, env=variables) for _ in range(2)]
-    return [(float(imported), float(whole)) for imported, whole in (one.stdout.split() for one in done)]
+        for state, kernels in (("nothing kept", "first"), ("kernels kept", "first"), (COMPILED, "made")):
+            kept = {"NUMBA_CACHE_DIR": f"{folder}/{kernels}", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
+            variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | kept
+            if state == COMPILED:
+                doctor = [sys.executable, "-m", "oracle", *COMPILED.split()]
+                subprocess.run(doctor, capture_output=True, check=False, env=variables)
+            command = [sys.executable, "-c", FRESH, path, GEMM]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
+            imported, whole = map(float, done.stdout.split())
+            seen[state] = imported, whole
+    return seen
 
 
 def all_of_it() -> None:
     """Both shapes on a CPU, then a fresh process."""
     for shape in SHAPES:
         main(shape)
-    for state, (imported, whole) in zip(("nothing kept", "kernels kept"), fresh(SHAPES[0]), strict=True):
-        print(f"garbage in a fresh process, {state:12} {whole:7.3f} s, {imported:.3f} s of them torch (at most 2)")
+    for state, (imported, whole) in fresh(SHAPES[0]).items():
+        print(f"garbage in a fresh process, {state:16} {whole:7.3f} s, {imported:.3f} s of them torch (at most 2)")
 
 
 if __name__ == "__main__":

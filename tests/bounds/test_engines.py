@@ -229,14 +229,14 @@ class TestBounds:
     @pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: a.name)
     @pytest.mark.parametrize("data", ["bell", "finite", "special"])
     def test_in_any_order_and_split(self, acc: Accumulator, data: str) -> None:
-        """Chains of one tile and of many, scales of few blocks and of many; a chain over K keeps the definition of its
-        splits."""
+        """Chains of one tile and of many, scales of few blocks and of many; one chain over K is cut anywhere."""
         schedule = get("sm90.chain" if acc.promotion is None else "sm90.promote128")
         for seed, (m, n, k) in enumerate(SHAPES):
             product = product_of(schedule, m, n, k, seed=seed, data=data, bias=seed == 1)
-            pairs = [(engines.compiled_any_order(product, acc), definition.any_order_bound(product, acc))]
-            if acc.promotion is not None:
-                pairs.append((engines.compiled_split(product, acc), definition.split_bound(product, acc)))
+            pairs = [
+                (engines.compiled_any_order(product, acc), definition.any_order_bound(product, acc)),
+                (engines.compiled_split(product, acc), definition.split_bound(product, acc)),
+            ]
             for mine, plain in pairs:
                 assert mine is not None and (mine.name, mine.weak) == (plain.name, plain.weak)
                 assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
@@ -245,9 +245,29 @@ class TestBounds:
     def test_an_error_that_grows_on_is_left_to_the_definition(self) -> None:
         """Few bits and no promotion: the definition leaves every result open."""
         coarse, product = Accumulator("few bits", 8, 4, 3, None), product_of(get("sm90.chain"), 2, 3, 300, seed=3)
-        assert engines.compiled_any_order(product, coarse) is None
-        due = engines.any_order_bound(product, coarse)
-        assert due.open is not None and bool(due.open.all())
+        for compiled, bound in (
+            (engines.compiled_any_order, engines.any_order_bound),
+            (engines.compiled_split, engines.split_bound),
+        ):
+            assert compiled(product, coarse) is None
+            due = bound(product, coarse)
+            assert due.open is not None and bool(due.open.all())
+
+    def test_a_split_that_cancels(self) -> None:
+        """Steps whose products add up to nothing: an accumulator of 0 still loses what its least exponent does."""
+        acc, product = of_schedule(get("sm90.chain")), product_of(get("sm90.chain"), 3, 5, 192, seed=4)
+        product.a[:, 1::2] = product.a[:, ::2]
+        product.b[:, 1::2] = (-product.b[:, ::2].float()).to(product.b.dtype)
+        mine, plain = engines.compiled_split(product, acc), definition.split_bound(product, acc)
+        assert mine is not None and _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
+
+    @pytest.mark.parametrize("field", ["align", "out", "group"])
+    def test_a_split_notices_another_accumulator(self, field: str) -> None:
+        """One bit of the alignment or of the result, or shorter steps, give another bound."""
+        acc, product = of_schedule(get("sm90.chain")), product_of(get("sm90.chain"), 3, 5, 1024, seed=5)
+        other = replace(acc, **{field: getattr(acc, field) // 2 if field == "group" else getattr(acc, field) - 1})
+        mine, plain = engines.compiled_split(product, other), definition.split_bound(product, acc)
+        assert mine is not None and not _same(mine.hi, plain.hi)
 
     def test_notices_another_order(self) -> None:
         """Chains added as they come, in any order, and their products too: each bound is wider than the one before."""
@@ -255,7 +275,9 @@ class TestBounds:
         product = product_of(get("sm90.promote128"), 4, 8, 512, seed=12)
         loose = engines.compiled_any_order(product, acc)
         assert loose is not None
-        bounds = engines.compiled_residue(product, acc)[1], engines.compiled_split(product, acc), loose
+        split = engines.compiled_split(product, acc)
+        assert split is not None
+        bounds = engines.compiled_residue(product, acc)[1], split, loose
         for narrow, wide in itertools.pairwise(bounds):
             assert float((wide.hi - wide.lo).mean()) > float((narrow.hi - narrow.lo).mean())
 
