@@ -12,6 +12,7 @@ from oracle.routines.moe import (
     cases,
     contract,
     faults,
+    hashed,
     pipeline_cases,
     pipeline_faults,
     pipelines,
@@ -21,8 +22,14 @@ from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, activations, pipelines, block_layers, routers),
-    grammars={**cases.GRAMMARS, **activation_cases.GRAMMARS, **pipeline_cases.GRAMMARS, **block_layer_cases.GRAMMARS},
+    contracts=(contract, activations, pipelines, block_layers, routers, hashed),
+    grammars={
+        **hashed.GRAMMARS,
+        **cases.GRAMMARS,
+        **activation_cases.GRAMMARS,
+        **pipeline_cases.GRAMMARS,
+        **block_layer_cases.GRAMMARS,
+    },
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
     faults=(
         layouts.FAULTS,
@@ -33,6 +40,13 @@ FAMILY = RoutineFamily(
         faults.LAYER,
         pipeline_faults.FAULTS,
         block_layer_faults.FAULTS,
+        hashed.FAULTS,
     ),
-    goldens=(*cases.GOLDENS, *activation_cases.GOLDENS, *pipeline_cases.GOLDENS, *block_layer_cases.GOLDENS),
+    goldens=(
+        *cases.GOLDENS,
+        *activation_cases.GOLDENS,
+        *pipeline_cases.GOLDENS,
+        *block_layer_cases.GOLDENS,
+        *hashed.GOLDENS,
+    ),
 )
