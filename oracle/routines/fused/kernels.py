@@ -587,7 +587,7 @@ class RopeQuantizeFp8(FusedContract):
         TensorSpec("cos_sin_cache", Kind.WEIGHTS, F32, ("S", "D"), "cosines, then sines, of each position"),
         TensorSpec("pos_ids", Kind.POSITIONS, INTEGERS, ("T",), "position of each token"),
     )
-    options = (
+    options: ClassVar[tuple[OptionSpec, ...]] = (
         OptionSpec("is_neox", True, (False, True), "partners half a head apart, else neighbours"),
         _factor("quant_scale_q", "the query"),
         _factor("quant_scale_kv", "the key"),

@@ -69,7 +69,7 @@ class RopeQuantizeFp8AppendPagedKvCache(RopeQuantizeFp8):
         if not known or bool((position >= indptr.diff()[batch] * page).any()):
             raise OptionError(f"positions {position.tolist()} of requests {batch.tolist()} leave their pages")
         slot = slots_of_requests(inputs, page)
-        if bool((slot < 0).any()) or bool((slot >= shape[0] * page).any()) or len(slot.unique()) < len(slot):
+        if bool((slot < 0).any()) or bool((slot >= shape[0] * page).any()) or len(set(slot.tolist())) < len(slot):
             raise OptionError(f"tokens go to slots {slot.tolist()} of {shape[0] * page}; each has one of its own")
 
     def _part(
