@@ -254,6 +254,10 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "trtllm_fp8_per_tensor_scale_routed_moe": "trtllm_fp8_per_tensor_scale_moe",
         "fp4_quantize": "nvfp4_quantize",
         "mm_fp8": "cutlass_scaled_mm",
+        # codes of K and V; the scale bytes of V are interleaved by four tokens in the order of a tile
+        "nvfp4_quantize_paged_kv_cache": "nvfp4_quantize",
+        # without is_gated; scales of rows in words
+        "moe_gemm_mxfp8_nt_groupwise": "scaled_grouped_mm_mx",
         "rms_norm": "rms_norm_scaled",
         "rms_norm_add_residual": "rms_norm_add_residual_scaled",
         "trtllm_allreduce_fusion": "allreduce_fusion",
@@ -277,6 +281,12 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "reswizzle_sf": "swizzle_scale",
         "unswizzle_sf": "from_blocked",
         "trtllm_low_latency_gemm": "cutlass_scaled_mm",
+    },
+    "deep_gemm": {
+        # the quantiser of both; ids and weights are moved, and padded with -1 and 0
+        "mega_moe_pre_dispatch": "per_token_cast_to_fp4",
+        "mega_moe_pre_dispatch_sm90": "per_token_group_quant_fp8",
+        "per_custom_dims_cast_to_fp8": "per_token_cast_to_fp8",  # rows are all but the axes that are kept
     },
     "vllm": {
         "cutlass_scaled_fp4_mm": "mm_fp4",

@@ -259,6 +259,15 @@ BINDINGS = (
         release=RELEASE,
     ),
     bind(
+        "flashinfer.quantization.fp4_quantization:nvfp4_kv_dequantize_paged",
+        "nvfp4_kv_dequantize_paged",
+        "((k_cache, v_cache), (k_scale_cache, v_scale_cache), block_table, seq_lens, k_scale, v_scale, output_k, "
+        "output_v, kv_layout)",
+        "(paged_kv_cache, kv_cache_sf, block_tables, seq_lens, k_scale, v_scale, output_k, output_v, kv_layout='NHD')",
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
         "flashinfer.fused_moe.monomoe:interleave_for_tma_wgmma_up",
         "interleave_for_tma_wgmma_up",
         "(l1)",

@@ -88,6 +88,7 @@ class Combine(Enum):
     REORDERED   SGLang's post_reorder: stored products times stored weights, rounded, added slot by slot
     FUSED       the same where the compiler makes one operation of product and sum
     ATOMIC      FlashInfer's fused finalize: weighted in the epilogue, then atomic additions of the stored dtype
+    SCATTERED   FlashInfer's kernels of sm120: stored first, then as ATOMIC
     """
 
     STORED = Ways(stored=True)
@@ -98,6 +99,7 @@ class Combine(Enum):
     REORDERED = Ways(stored=True, weight=True, term=True, addition=Addition.SLOTS)
     FUSED = Ways(stored=True, weight=True, addition=Addition.SLOTS)
     ATOMIC = Ways(term=True, addition=Addition.ANY)
+    SCATTERED = Ways(stored=True, term=True, addition=Addition.ANY)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,6 +124,7 @@ class FusedContract(Contract):
     section = "Fused quantisation"
     loses = True
     returns: ClassVar[tuple[str, ...]] = ("q", "scale")
+    beside: ClassVar[str] = "padding of scale"  # what `zeros` are of
     interval: ClassVar[bool] = True  # whether admissible outputs are an interval around the expected ones
     gpu = True
 
@@ -321,7 +322,7 @@ class FusedSets(Sets):
         if judged.outside == 0 and judged.matches is None and (name := self._modelled(codes)):
             judged = replace(judged, matches=name, summary=f"{judged.summary}; bits of {name}")
         if judged.status is not Status.FAILED and (rest := self.contract.zeros(outputs, self.call)).numel():
-            zeros = judge_bits(rest, torch.zeros_like(rest), output="padding of scale")
+            zeros = judge_bits(rest, torch.zeros_like(rest), output=self.contract.beside)
             judged = worst_of([zeros, judged]) if zeros.status is Status.FAILED else judged
         others = self.contract.others(self.call.inputs, self.call.resolved)
         beside = [

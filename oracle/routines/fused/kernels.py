@@ -659,6 +659,7 @@ class RopeQuantizeFp8(FusedContract):
     name = "rope_quantize_fp8"
     summary = "rotary embedding of query and key, and their other columns, in E4M3"
     source = "FlashInfer flashinfer.rope.rope_quantize_fp8"
+    parts: ClassVar[tuple[str, ...]] = NAMES
     returns = NAMES
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("q_rope", Kind.VALUES, NARROW, ("T", "H", "D"), "columns of the query that are rotated"),
@@ -668,7 +669,7 @@ class RopeQuantizeFp8(FusedContract):
         TensorSpec("cos_sin_cache", Kind.WEIGHTS, F32, ("S", "D"), "cosines, then sines, of each position"),
         TensorSpec("pos_ids", Kind.POSITIONS, INTEGERS, ("T",), "position of each token"),
     )
-    options = (
+    options: ClassVar[tuple[OptionSpec, ...]] = (
         OptionSpec("is_neox", True, (False, True), "partners half a head apart, else neighbours"),
         _factor("quant_scale_q", "the query"),
         _factor("quant_scale_kv", "the key"),
@@ -692,16 +693,16 @@ class RopeQuantizeFp8(FusedContract):
         return {"scale": torch.ones(1, dtype=torch.float32, device=inputs["q_rope"].device)}
 
     def shape(self, inputs: Inputs) -> tuple[int, ...]:
-        return 1, sum(inputs[name].numel() for name in NAMES)
+        return 1, sum(inputs[name].numel() for name in self.parts)
 
     def value(self, inputs: Inputs, options: Options) -> Value:
-        """All four tensors in one row."""
-        parts = [self._part(name, inputs, options) for name in NAMES]
+        """All tensors in one row."""
+        parts = [self._part(name, inputs, options) for name in self.parts]
         low, high, usual = (torch.cat([part[i].flatten() for part in parts])[None] for i in range(3))
         return Value(Admissible(low, high, usual), torch.float32)
 
     def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
-        values = torch.cat([self._part(name, inputs, options, flushed=True)[2].flatten() for name in NAMES])[None]
+        values = torch.cat([self._part(name, inputs, options, flushed=True)[2].flatten() for name in self.parts])[None]
         return {"a rotation that flushes subnormals": rounded_to(values, torch.float32)}
 
     def _part(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from oracle.errors import CaseError
 from oracle.numbers.formats import E4M3FN, from_codes
 from oracle.routines import data
 from oracle.routines.case import Case, Grammar, given_scale, no_options, seeds
@@ -311,6 +312,38 @@ def _append_nvfp4(case: Case) -> dict[str, Tensor]:
     return inputs | _nvfp4_pages(case, total) | tables
 
 
+def _rotated(case: Case) -> dict[str, Tensor]:
+    """Tokens that are appended, a quarter of their heads rotated; angles on a grid of 2^-12."""
+    tables, total = _appended(case)
+    t, h, d, p = len(tables["positions"]), case["h"], case["d"], case["p"]
+    wide = 2 * max(1, d // 8)
+    if d <= wide:
+        raise CaseError(f"d={d}: {wide} columns are rotated and others are not; use d=4 or more")
+    shape = (total, h, p, d) if case.option("layout") == "HND" else (total, p, h, d)
+    angles = torch.outer(
+        torch.arange(t + 3, dtype=torch.float64, device="cpu"),
+        0.37 / (1 + torch.arange(wide // 2, dtype=torch.float64, device="cpu")),
+    )
+    cache = (torch.cat([angles.cos(), angles.sin()], dim=1) * 4096).round() / 4096
+    del tables["kv_last_page_len"]
+    return {
+        "q_rope": values(case, "q_rope", t, 2 * h, wide),
+        "k_rope": values(case, "k_rope", t, h, wide),
+        "q_nope": values(case, "q_nope", t, 2 * h, d - wide),
+        "k_nope": values(case, "k_nope", t, h, d - wide),
+        "v": values(case, "v", t, h, d),
+        "cos_sin_cache": cache.float(),
+        "pos_ids": torch.from_numpy(case.stream("pos_ids").integers(0, t + 3, (t,))).to(torch.int32),
+        **{f"{x}_cache": codes(case, f"{x}_cache", *shape) for x in "kv"},
+        **tables,
+    }
+
+
+def _rotated_options(case: Case) -> dict[str, object]:
+    scaled = {} if case.option("scaled") == "0" else {"quant_scale_q": 37.25, "quant_scale_kv": 5.3}
+    return {**_layout(case), "is_neox": case.option("neox") != "0", **scaled}
+
+
 def _append_mla(case: Case) -> dict[str, Tensor]:
     tables, total = _appended(case)
     widths = {"ckv": case["r"], "kpe": case["e"]}
@@ -327,6 +360,22 @@ def _append_mla(case: Case) -> dict[str, Tensor]:
 def stale(case: Case, dtype: torch.dtype, *shape: int) -> Tensor:
     """A destination ``[*shape]`` of that dtype that holds finite values."""
     return data.normal(case.label("dst"), shape, dtype=dtype)
+
+
+def _dequantised_pages(case: Case) -> dict[str, Tensor]:
+    """Requests of any length, one of none where there are several; pages out of order."""
+    lengths, page, h, d = [count or 1 for count in counts(case, case["b"])], case["p"], case["h"], case["d"]
+    if len(lengths) > 2:
+        lengths[1] = 0
+    wide, room = max(-(-n // page) for n in lengths), max(lengths) + 2
+    order = torch.from_numpy(case.stream("pages").order(len(lengths) * wide))
+    (_, dtype) = case.operand_dtypes if len(case.operand_dtypes) > 1 else (None, case.operand_dtypes[0])
+    return {
+        **_nvfp4_pages(case, len(lengths) * wide),
+        "block_table": order.reshape(len(lengths), wide).to(torch.int32),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32, device="cpu"),
+        **{f"output_{x}": stale(case, dtype, len(lengths), room, h, d) for x in "kv"},
+    }
 
 
 def _gather(case: Case) -> dict[str, Tensor]:
@@ -561,6 +610,14 @@ GRAMMARS: Mapping[str, Grammar] = {
         "bhdp", _append_nvfp4, _layout, "b=1,h=1,d=64,p=4", "b=5,h=3,d=64,p=16", dtypes=TILED, scheme="1x16",
         options=_LAYOUTS,
     ),
+    "rope_quantize_fp8_append_paged_kv_cache": grammar(
+        "bhdp", _rotated, _rotated_options, "b=1,h=1,d=64,p=4", "b=5,h=3,d=64,p=16", dtypes=("bf16", "f16"),
+        options=_LAYOUTS | {"neox": ("0",), "scaled": ("0",)},
+    ),
+    "nvfp4_kv_dequantize_paged": grammar(
+        "bhdp", _dequantised_pages, _layout, "b=1,h=1,d=64,p=4", "b=5,h=3,d=64,p=16", dtypes=("bf16", "f16"),
+        scheme="1x16", families=CODES, options=_LAYOUTS,
+    ),
     "gather_and_maybe_dequant_cache": grammar(
         "bpc", _gather, no_options, "b=1,p=4,c=320", "b=5,p=16,c=320", dtypes=("e4m3-bf16", "e4m3-f16", "e4m3-f32"),
         families=CODES, options={"starts": ("1",)},
@@ -610,6 +667,8 @@ _SMALL = {
     "nvfp4_quantize_append_paged_kv_cache": "b=2,h=1,d=16,p=2",
     "trtllm_prefill_attn_kvfp8_dequant": "b=2,h=1,d=8,p=2",
     "triton_reshape_and_cache_flash_per_token_head_quant": "t=3,h=1,d=128,p=2",
+    "nvfp4_kv_dequantize_paged": "b=2,h=1,d=16,p=2",
+    "rope_quantize_fp8_append_paged_kv_cache": "b=2,h=1,d=8,p=2",
     "brep": "b=3,r=16,e=8,p=2",
     "tp": "t=3,p=2",
     "tdp": "t=3,d=128,p=2",

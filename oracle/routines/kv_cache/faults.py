@@ -65,6 +65,7 @@ from oracle.routines.kv_cache.contract import (
     puts,
 )
 from oracle.routines.kv_cache.readers import Gather
+from oracle.routines.kv_cache.rotated import RopeQuantizeFp8AppendPagedKvCache
 from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, RowsOfTiles, columns
 from oracle.routines.quantisers.contract import FOUR_BITS, Amax
 from oracle.routines.quantisers.inside import Inside
@@ -485,7 +486,12 @@ def _named(change: Callable[[str], str]) -> Callable[[Pieces], Pieces]:
 
 
 def _exchanged(name: str) -> str:
-    pairs = {"key_cache": "value_cache", "k_cache": "v_cache", "k_scale_cache": "v_scale_cache"}
+    pairs = {
+        "key_cache": "value_cache",
+        "k_cache": "v_cache",
+        "k_scale_cache": "v_scale_cache",
+        "output_k": "output_v",
+    }
     both_ways = pairs | {b: a for a, b in pairs.items()}
     return both_ways[name]
 
@@ -498,7 +504,7 @@ fault(
         way("keys and values exchanged", _exchanged, seen="vllm PR 6761"),
         way(
             "keys written over by values",
-            lambda name: _exchanged(name) if name.startswith("v") else name,
+            lambda name: _exchanged(name) if name.startswith("v") or name.endswith("_v") else name,
             seen=MINE + "one pointer for both",
         ),
     ),
@@ -1149,3 +1155,68 @@ fault(
     ),
     store=lambda change: lambda pieces: change(*pieces),
 )
+
+
+# --- rotated and appended -------------------------------------------------------------------------------------------
+
+ROTATED = Faults(of_class(RopeQuantizeFp8AppendPagedKvCache))
+rotated = ROTATED.declare
+rotated(
+    "{}",
+    INDEX,
+    over=(
+        way("rotated keys: request of the next token", "batch_indices", seen="flashinfer 3547", same_if="one request"),
+        way("rotated keys: position of the next token", "positions", seen="vllm 57016", same_if="one token"),
+        way("rotated keys: page of the next entry", "kv_indices", seen=MINE + "a table read one off"),
+    ),
+    read=lambda name: entry(name, lambda x: x.roll(-1)),
+    needs=need(lambda call: _stay(call), "tokens would leave their pages"),
+)
+rotated(
+    "rotated keys and values exchanged",
+    MOVEMENT,
+    seen="vllm PR 6761",
+    write=lambda outputs: outputs | {"k_cache": outputs["v_cache"], "v_cache": outputs["k_cache"]},
+)
+rotated(
+    "rotated keys: values not written",
+    MOVEMENT,
+    seen=MINE + "an early return",
+    write=lambda call, outputs: outputs | {"v_cache": call.inputs["v_cache"]},
+)
+rotated(
+    "values coded without their factor",
+    VALUE,
+    seen="flashinfer 4979",
+    needs=need(lambda call: call.resolved["quant_scale_kv"] != 1.0, "it is 1"),
+    read=lambda call, inputs: inputs | {"v": _unscaled(inputs["v"], call.resolved["quant_scale_kv"])},
+    same_if="all values are 0",
+)
+rotated(
+    "other pages cleared",
+    MOVEMENT,
+    seen=MINE + "a cache that is allocated anew",
+    write=lambda call, outputs: outputs | {"k_cache": _alone(call, outputs)},
+)
+
+
+def _unscaled(x: Tensor, factor: float) -> Tensor:
+    return (x.float() / factor).to(x.dtype)
+
+
+def _stay(call: Call) -> bool:
+    """Whether one page more, or the pages of another request, hold every token."""
+    return len(call.inputs["kv_indptr"]) == 2 or int(call.inputs["positions"].max()) < _page(call)
+
+
+def _page(call: Call) -> int:
+    return int(call.inputs["k_cache"].shape[1 if call.resolved["kv_layout"] == "NHD" else 2])
+
+
+def _alone(call: Call, outputs: dict[str, Tensor]) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, RopeQuantizeFp8AppendPagedKvCache)
+    keys, at = outputs["k_cache"].view(torch.uint8), contract.places(call.inputs, str(call.resolved["kv_layout"]))
+    only = torch.zeros_like(keys).flatten()
+    only[at.flatten()] = keys.flatten()[at.flatten()]
+    return only.reshape(keys.shape).view(outputs["k_cache"].dtype)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DtypeError, OptionError, ShapeError
-from oracle.numbers.formats import E4M3FN, decode, from_codes
+from oracle.numbers.formats import E2M1, E4M3FN, decode, from_codes
 from oracle.numbers.quantize import WIDE
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import E4M3, F32, Call, Inputs, Options, TensorSpec, register
 from oracle.routines.kv_cache.contract import (
     FILLS,
@@ -35,7 +36,21 @@ from oracle.routines.kv_cache.contract import (
     fresh,
     one_scale,
 )
-from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places, rows
+from oracle.routines.kv_cache.writers import (
+    HALF,
+    LAYOUT,
+    RANK,
+    ROPE,
+    ROPE_AT,
+    ROW,
+    SCALES_AT,
+    TILE,
+    columns,
+    index_places,
+    paged,
+    rows,
+)
+from oracle.routines.mx.contract import unpack
 from oracle.routines.traits import Kind
 from oracle.verdict.sets import all_equal
 
@@ -292,3 +307,72 @@ class CpGatherIndexerKQuantCache(Gather):
         raw, depth = flat(inputs["kv_cache"]), inputs["dst_k"].shape[1]
         pairs = zip(self.memory, index_places(slots, inputs["kv_cache"].shape[1], depth), strict=True)
         return [Copied(name, raw[at], rows(places * at.shape[1], columns(at.shape[1]))) for name, at in pairs]
+
+
+@register
+class Nvfp4KvDequantizePaged(ReadsCodes):
+    """Token ``i`` of request ``b``, below ``seq_lens[b]``, is read from page ``block_table[b, i // P]`` at ``i mod P``:
+    ``out[b, i] = T(float32(e2m1 * e4m3(byte) * scale))``, a byte of scales for each 16 columns, the low nibble of a
+    byte of codes the even column. Other tokens of the output hold what they held."""
+
+    name = "nvfp4_kv_dequantize_paged"
+    summary = "keys and values of requests out of pages of NVFP4, times the scales of blocks and of the tensor"
+    source = "FlashInfer csrc/fp4_kv_dequantization.cu nvfp4_paged_dequant_kernel (0.6.18.post1)"
+    kinds = (Products,)
+    dispatched = False
+    returns: ClassVar[tuple[str, ...]] = ("output_k", "output_v")
+    memory: ClassVar[tuple[str, ...]] = ("output_k", "output_v")
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        *(TensorSpec(f"{x}_cache", Kind.CODES, (torch.uint8,), None, "pages of codes, D/2 bytes a head") for x in "kv"),
+        *(TensorSpec(f"{x}_scale_cache", Kind.SCALES, E4M3, None, "pages of scales, D/16 a head") for x in "kv"),
+        TABLE,
+        TensorSpec("seq_lens", Kind.COUNTS, INT32, ("B",), "tokens of each request"),
+        *(TensorSpec(f"{x}_scale", Kind.SCALES, F32, ("1",), "multiplies") for x in "kv"),
+        *(TensorSpec(f"output_{x}", Kind.STATE, HALF, ("B", "S", "H", "D"), "rows before the call") for x in "kv"),
+    )
+    options = (LAYOUT,)
+
+    def paged(self, name: str) -> bool:
+        return False  # tokens of a request follow one another
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        count, room, heads, depth = inputs["output_k"].shape
+        shape, nhd = tuple(inputs["k_cache"].shape), options["kv_layout"] == "NHD"
+        if depth % 16 or len(shape) != 4 or inputs["output_v"].dtype != inputs["output_k"].dtype:
+            raise ShapeError(f"heads of {depth} columns are no blocks of 16, or k_cache {list(shape)} no pages")
+        page = shape[1 if nhd else 2]
+        lead = (shape[0], page, heads) if nhd else (shape[0], heads, page)
+        for name in ("k_cache", "v_cache", "k_scale_cache", "v_scale_cache"):
+            due = (*lead, depth // (16 if "scale" in name else 2))
+            if tuple(inputs[name].shape) != due:
+                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; these pages have {list(due)}")
+        one_scale(inputs, "k_scale", "v_scale")
+        lengths, table = inputs["seq_lens"], inputs["block_table"]
+        if bool((lengths < 0).any()) or bool((lengths > min(room, table.shape[1] * page)).any()):
+            raise OptionError(f"seq_lens {lengths.tolist()} exceed {room} rows or {table.shape[1]} pages of {page}")
+        if not int(lengths.sum()):
+            raise ShapeError("no request has a token; there is nothing to judge")
+        for b, length in enumerate(lengths.tolist()):
+            used = table[b, : -(-length // page)]
+            if bool((used < 0).any()) or bool((used >= shape[0]).any()):
+                raise OptionError(f"request {b} needs pages {used.tolist()} of {shape[0]}")
+
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
+        _, room, heads, depth = inputs["output_k"].shape
+        layout, parts = str(options["kv_layout"]), list[Piece]()
+        page = inputs["k_cache"].shape[1 if layout == "NHD" else 2]
+        table, lengths = inputs["block_table"].to(torch.int64), inputs["seq_lens"].tolist()
+        tokens = [(b, columns(length)) for b, length in enumerate(lengths)]
+        slot = torch.cat([table[b, i // page] * page + i % page for b, i in tokens])
+        target = torch.cat([b * room + i for b, i in tokens])
+        for x in "kv":
+            memory, bytes_ = inputs[f"{x}_cache"], inputs[f"{x}_scale_cache"]
+            packed, scales = (flat(m)[paged(slot, tuple(m.shape), layout)] for m in (memory, bytes_))
+            nibbles = unpack(packed.reshape(-1, depth // 2)).reshape(-1, heads, depth)
+            scale = decode(from_codes(scales, E4M3FN)) * decode(inputs[f"{x}_scale"])
+            values = to_dtype(
+                decode(nibbles, E2M1), torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE
+            )
+            at = ((target[:, None, None] * heads + columns(heads)[:, None]) * depth + columns(depth)).flatten(1)
+            parts.append(Products(f"output_{x}", values.flatten(1), scale.repeat_interleave(16, dim=-1).flatten(1), at))
+        return parts

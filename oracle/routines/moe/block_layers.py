@@ -153,6 +153,12 @@ ROWS = (
         )
     ),
     BlockPipeline(
+        name="b12x_fused_moe", summary="CuTe DSL's layer of sm120 in NVFP4: activation and output are rounded",
+        source="FlashInfer fused_moe/cute_dsl/blackwell_sm12x/moe_static_kernel.py (0.6.18.post1)", quantise=_NVFP4,
+        ways=(Combine.SCATTERED,), numerics=NVF4, up_first=True, factored=True, dispatched=False,
+        steps=Steps(first=torch.float32, activation=Activation.PRODUCT, recipe=_NVFP4),
+    ),
+    BlockPipeline(
         name="fp8_fp4_mega_moe", summary="DeepGEMM's kernel of a layer on sm100, one rank, codes and scales given",
         source="DeepGEMM sm100_fp8_fp4_mega_moe.cuh (sgl-deep-gemm 0.1.4.post1)", quantise=_MXFP8, numerics=MXF,
         steps=Steps(activation=Activation.NONE, recipe=recipes.DEEPGEMM_DEVICE_1X32_UE8M0, weighted=True), given=True,

@@ -12,6 +12,7 @@ from oracle.routines.moe import (
     cases,
     contract,
     faults,
+    hashed,
     model_routers,
     pipeline_cases,
     pipeline_faults,
@@ -25,8 +26,9 @@ from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, activations, pipelines, block_layers, routers, model_routers, sums),
+    contracts=(contract, activations, pipelines, block_layers, routers, model_routers, sums, hashed),
     grammars={
+        **hashed.GRAMMARS,
         **cases.GRAMMARS,
         **activation_cases.GRAMMARS,
         **pipeline_cases.GRAMMARS,
@@ -45,6 +47,7 @@ FAMILY = RoutineFamily(
         pipeline_faults.FAULTS,
         block_layer_faults.FAULTS,
         sum_faults.FAULTS,
+        hashed.FAULTS,
     ),
     goldens=(
         *cases.GOLDENS,
@@ -52,5 +55,6 @@ FAMILY = RoutineFamily(
         *pipeline_cases.GOLDENS,
         *block_layer_cases.GOLDENS,
         *sum_cases.GOLDENS,
+        *hashed.GOLDENS,
     ),
 )

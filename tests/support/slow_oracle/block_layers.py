@@ -28,12 +28,14 @@ class Row:
     narrow_weight: bool = False
     stored: bool = False
     weighted: bool = False
+    scattered: bool = False
 
 
 ROWS = {
     "cutlass_moe_fp4": Row("nvfp4", up_first=False, narrow_weight=True),
     "cutlass_moe_mxfp4": Row("mxfp4", up_first=False, narrow_weight=True),
     "fp8_fp4_mega_moe": Row("mxfp8", up_first=False, stored=True, weighted=True),
+    "b12x_fused_moe": Row("nvfp4", scattered=True),
     "cutlass_fused_moe_nvfp4": Row("nvfp4"),
     "cutlass_fused_moe_mxfp8_mxfp4": Row("mxfp8"),
     "cutlass_fused_moe_mxfp8": Row("mxfp8"),
@@ -150,7 +152,7 @@ def layer(name: str, inputs: Inputs, options: dict[str, object]) -> list[int]:
                 continue
             g1, g2 = (None if g is None else finite(g.values())[expert] for g in levels)
             a = finite(x) if "a" in inputs else quantised(finite(x), row.rows, g1)
-            h = [number(v, held) for v in product(a, inputs, "w13", expert, row.rows)]
+            h = [number(v, F32 if row.scattered else held) for v in product(a, inputs, "w13", expert, row.rows)]
             half = len(h) // 2
             gate, up = (h[half:], h[:half]) if row.up_first else (h[:half], h[half:])
             own = inputs["gates"].rows()[expert] if "gates" in inputs else None
@@ -164,7 +166,7 @@ def layer(name: str, inputs: Inputs, options: dict[str, object]) -> list[int]:
             elif row.stored:  # stored, then weighted and added in float32
                 total = [t + weight * number(v, BF16) for t, v in zip(total, y, strict=True)]
             else:  # weighted in the epilogue, then added in bfloat16
-                terms = [number(weight * number(v, F32), BF16) for v in y]
+                terms = [number(weight * number(v, BF16 if row.scattered else F32), BF16) for v in y]
                 total = [number(t + v, BF16) for t, v in zip(total, terms, strict=True)]
         found += [encode(t, BF16) for t in total]
     return found

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+from tests.support.slow_oracle import fused
+from tests.support.slow_oracle.mx import FP4
 from tests.support.slow_oracle.numbers import Array, Value, decode, divide, encode, multiply, rounded
 from tests.support.slow_oracle.quantisers import E4M3, F32, Rule, block_scale, code
 
@@ -284,6 +286,48 @@ def gather(i: Inputs, o: Options) -> Outputs:
     return {"dst": [*out]}
 
 
+def rotated(i: Inputs, o: Options) -> Outputs:
+    """Query and key turned and coded as without a cache; keys and values then into their slots."""
+    made = fused.rope(i, o)
+    factor = rounded(Fraction(float(str(o.get("quant_scale_kv", 1.0)))), F32)
+    coded = [rounded(multiply(v, factor), F32) for v in i["v"].values()]
+    v = [0x7F if isinstance(x, float) and math.isnan(x) else encode(x, E4M3) for x in coded]
+    layout, (_, heads, depth) = str(o.get("kv_layout", "NHD")), i["v"].shape
+    keys, values, wide = list(i["k_cache"].codes), list(i["v_cache"].codes), i["k_rope"].shape[2]
+    page = i["k_cache"].shape[1 if layout == "NHD" else 2]
+    for token, slot in slots_of(i, page):
+        for h in range(heads):
+            at, row = page_place(layout, i["k_cache"].shape, slot, h), token * heads + h
+            keys[at : at + wide] = made["k_rope"][row * wide : (row + 1) * wide]
+            keys[at + wide : at + depth] = made["k_nope"][row * (depth - wide) : (row + 1) * (depth - wide)]
+            values[at : at + depth] = v[row * depth : (row + 1) * depth]
+    return {"q_rope": [*made["q_rope"]], "q_nope": [*made["q_nope"]], "k_cache": [*keys], "v_cache": [*values]}
+
+
+def paged_nvfp4(i: Inputs, o: Options) -> Outputs:
+    """Tokens of requests out of pages: code times scale, which float32 holds, times the scale of the tensor."""
+    layout, made = str(o.get("kv_layout", "NHD")), {}
+    lengths, wide = i["seq_lens"].codes, i["block_table"].shape[1]
+    for x in "kv":
+        memory, blocks, out = i[f"{x}_cache"], i[f"{x}_scale_cache"], i[f"output_{x}"]
+        _, room, heads, depth = out.shape
+        page, codes, (g,) = memory.shape[1 if layout == "NHD" else 2], list(out.codes), i[f"{x}_scale"].values()
+        for b, length in enumerate(lengths):
+            for t in range(length):
+                slot = i["block_table"].codes[b * wide + t // page] * page + t % page
+                for h in range(heads):
+                    at, scale_at = (page_place(layout, m.shape, slot, h) for m in (memory, blocks))
+                    for c in range(depth):
+                        nibble = memory.codes[at + c // 2] >> 4 * (c % 2) & 15
+                        value = FP4[nibble & 7] * (-1 if nibble & 8 else 1)
+                        scaled = multiply(value, decode(blocks.codes[scale_at + c // 16], "float8_e4m3fn"))
+                        codes[((b * room + t) * heads + h) * depth + c] = encode(
+                            rounded(multiply(scaled, g), F32), out.dtype, negative_zero=bool(nibble & 8)
+                        )
+        made[f"output_{x}"] = [*codes]
+    return made
+
+
 def copy(i: Inputs, o: Options) -> Outputs:
     src, out = i["src_cache"], list(i["dst"].codes)
     width = src.shape[2]
@@ -337,6 +381,8 @@ ROUTINES: dict[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "indexer_k_quant_and_cache": indexer,
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": nvfp4,
     "nvfp4_quantize_append_paged_kv_cache": nvfp4,
+    "nvfp4_kv_dequantize_paged": paged_nvfp4,
+    "rope_quantize_fp8_append_paged_kv_cache": rotated,
     "gather_and_maybe_dequant_cache": gather,
     "cp_gather_cache": copy,
     "cp_gather_and_upconvert_fp8_kv_cache": upconvert,
