@@ -93,7 +93,10 @@ PLAIN_TORCH_ON_GPU = (
 """Operations that plain torch serves on every device."""
 BLOCKS = "fp8_block_product"
 """The product of FP8 codes with scales of blocks on Blackwell, where other libraries serve it than before."""
-GEMMS = ("fp8_gemm_nt", BLOCKS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
+RUNS = "fp8_block_runs"
+"""The product of rows in runs, one after another, with scales of blocks: where no library takes runs as they lie, they
+are copied to aligned places."""
+GEMMS = ("fp8_gemm_nt", BLOCKS, RUNS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
 
 
@@ -207,6 +210,7 @@ OTHER_RECIPE = "it has the usual recipe: scales rounded up, codes of E4M3 or E2M
 OWN_FORMULA = (
     "it quantises by its own formula, whose codes at ties may be neighbours; FP8_KERNELS_LIBRARY_QUANTISERS=1 allows it"
 )
+BY_FOUR = "the rows of an expert begin at multiples of {value}; it takes those of 4: pad them and pass row_alignment=4"
 CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
 
 
@@ -517,8 +521,11 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "takes another one", BLOCKS, family=10),
         *_multiples(*MX_LAYERS, k=BLOCK, n=BLOCK),
         _need("batch_invariant", "in", (False,), ORDER.format(backend="the fused layer"), *MX_LAYERS),
-        _need("row_alignment", "multiple of", 4, "the rows of an expert begin at multiples of {value}; it takes those "
-              "of 4: pad them and pass row_alignment=4", *GROUPED_MX),
+        _need("row_alignment", "multiple of", 4, BY_FOUR, *GROUPED_MX),
+        _need("row_alignment", "multiple of", 4, BY_FOUR, RUNS, family=10),
+        *_multiples(RUNS, k=BLOCK, n=BLOCK),
+        _need("out_dtype", "in", ("bfloat16",), "", RUNS, family=12),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="its grouped product"), RUNS),
     ),
     "flashinfer_b12x": (
         *_flashinfer(120, 121),

@@ -30,6 +30,7 @@ TIGHT8 = Problem("mxfp8_tight", n=256, k=256, groups=2, tiles="128x4")
 TIGHT4 = dataclasses.replace(TIGHT8, op="nvfp4_tight", a_dtype="uint8", b_dtype="uint8")
 MIX = Problem("mixed_contiguous", n=256, k=256, groups=2, b_dtype="uint8", a_width=128, b_width=32)
 LAYER = Problem("moe_nvfp4", n=256, k=256, a_dtype="bfloat16", b_dtype="uint8")
+RUN = Problem("fp8_block_runs", n=256, k=256, groups=2, row_alignment=4, scale_format="float32")
 BLOCK = Problem("fp8_block_product", n=256, k=256, scale_format="float32")
 E5M2 = "float8_e5m2"
 LIMITS = (
@@ -57,6 +58,8 @@ LIMITS = (
     ("torch", "sm100", TIGHT4, {"n": 264, "k": 272, "alpha": "group"}),
     ("cutlass", "sm120", TIGHT4, {"n": 252, "k": 272, "out_dtype": "float16"}),
     ("flashinfer_cutlass", "sm120", LAYER, {"n": 192, "k": 192, "bias": "float32"}),
+    ("flashinfer_cutlass", "sm100", RUN, {"n": 192, "k": 192, "row_alignment": 2, "out_dtype": "float32"}),
+    ("flashinfer_cutlass", "sm120", RUN, {"n": 192, "k": 192, "out_dtype": "float16"}),
     ("deep_gemm", "sm100", MIX, {"n": 96, "k": 192, "out_dtype": "float16", "bias": "bfloat16", "a_dtype": "uint8"}),
 )  # fmt: skip  # a table, one row a line
 
