@@ -126,6 +126,10 @@ TABLE: Mapping[str, tuple[str, ...]] = {
 }
 ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     # (operation, arch): another order of the same backends
+    **{  # where CUTLASS has no batched product, and multiplies the matrices one by one
+        ("mxfp8_batched", arch): ("flashinfer_cudnn", "flashinfer_cutlass", "triton_mx", "eager")
+        for arch in ("sm100", "sm103")
+    },
     ("nvfp4_product", "sm121"): (  # of a GB10 FlashInfer takes b12x only by name: the others are faster in most cases
         "cutlass",
         "flashinfer_cutlass",

@@ -219,8 +219,11 @@ def _e4m3(*ops: str) -> tuple[Need, ...]:
     return tuple(_need(field, "in", ("float8_e4m3fn",), "{field}={value}; it takes E4M3", *ops) for field in codes)
 
 
-def _flashinfer(*sms: int) -> tuple[Need, ...]:
-    """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims."""
+def _flashinfer(*sms: int, loops: bool = False) -> tuple[Need, ...]:
+    """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims.
+
+    ``loops``: whether it multiplies the matrices of a batch one by one where no batched product takes them.
+    """
     names = ", ".join(f"sm{sm}" for sm in sms)
     return (
         *NVIDIA,
@@ -244,7 +247,7 @@ def _flashinfer(*sms: int) -> tuple[Need, ...]:
         *(_need(extent, "multiple of", TILE_ROWS,
                 "{FIELD}={value} is no multiple of 128: it reads the scales of every matrix in tiles of their own "
                 "(flashinfer-ai/flashinfer 3604); multiply the matrices one by one", "mxfp8_batched", several=True)
-          for extent in ("m", "n")),
+          for extent in ("m", "n") if not loops),
     )  # fmt: skip  # a table, one row a line
 
 
@@ -510,9 +513,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("recipe", "in", ("usual",), OTHER_RECIPE),
     ),
     "flashinfer_cutlass": (
-        *_flashinfer(*BLACKWELL),
-        _need("sm", "in", (120, 121), "it has this product for sm120 and sm121; this is {arch}",
-              "mxfp8_batched", "nvfp4_grouped"),
+        *_flashinfer(*BLACKWELL, loops=True),
+        _need("sm", "in", (120, 121), "it has this product for sm120 and sm121; this is {arch}", "nvfp4_grouped"),
         *_e4m3("mxfp8_batched"),
         *_multiples("mxfp8_product", "nvfp4_product", "mxfp8_batched", k=32, n=32),
         *_multiples(*GROUPED_MX, k=128, n=8),

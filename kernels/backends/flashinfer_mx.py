@@ -33,6 +33,7 @@ from ..config import current_config
 from ..platform import current_machine
 from ..records import Machine, Problem
 from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, MX_LAYERS, OTHER_BITS, RUNS, TILE_ROWS, UNTUNED
+from ..tiles import from_blocked, to_blocked
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, dense, on_its_device
 from .declaration import Backend, Gemm, Product, Scales
@@ -70,13 +71,22 @@ CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_
 
 def kernel(name: str, p: Problem, machine: Machine) -> str:
     """The library's routine, with its backend where it has several."""
-    routine = routine_of(p.op, machine)
+    routine = routine_of("mxfp8_product" if one_by_one(name, p, machine) else p.op, machine)
     return routine if p.op in (*GROUPED_MX, *MX_LAYERS, RUNS) else f'{routine}(backend="{NAMES[name]}")'
 
 
 def routine_of(op: str, machine: Machine) -> str:
     """The library's name of an operation on a machine."""
     return OF_TWELVE[op] if op in OF_TWELVE and machine.sm // 10 == 12 else ROUTINES[op]
+
+
+def one_by_one(name: str, p: Problem, machine: Machine) -> bool:
+    """Whether the matrices of a batch are multiplied each by itself: CUTLASS's batched product is that of sm120 and
+    sm121, and reads the scales of several matrices in tiles of their own (flashinfer-ai/flashinfer 3604)."""
+    if name != "flashinfer_cutlass" or p.op != "mxfp8_batched":
+        return False
+    whole = (p.m or 0) % TILE_ROWS == (p.n or 0) % TILE_ROWS == 0
+    return machine.sm // 10 == 10 or not whole and p.groups != 1
 
 
 def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
@@ -92,7 +102,9 @@ def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
     done: tuple[str, ...] = ("weight [N, K] transposed, codes dense on 16 bytes",)
     if ROUTINES[p.op] == "mm_fp4":
         done += (f"scales as matrices of whole tiles of {TILE_ROWS} x 4, the weight's transposed",)
-    why = UNTUNED.get((name, p.op), {}).get(machine.sm)
+    alone = one_by_one(name, p, machine)
+    done += ("every matrix by itself",) if alone else ()
+    why = UNTUNED.get((name, "mxfp8_product" if alone else p.op), {}).get(machine.sm)
     if why is not None:
         done += (f"excluded from tuning: {why}",)
     return done
@@ -101,6 +113,8 @@ def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
 def numerics(name: str, p: Problem, machine: Machine) -> str:
     """One chain over K where the sources show it for every tactic that can run; else that bounds alone hold."""
     base = "sm100" if machine.sm // 10 == 10 else "sm120"
+    if one_by_one(name, p, machine):
+        return f"{base}.{CHAINS['mxfp8_product']}"
     if name in ("flashinfer_cutlass", "flashinfer_b12x") and p.op in CHAINS:
         return f"{base}.{CHAINS[p.op]}"
     if name == "flashinfer_cute_dsl" and p.op != "mxfp8_product":
@@ -160,14 +174,33 @@ def _product(p: Product, *, name: str, op: str) -> None:
     _run(name, op, {**operands, "use_8x4_sf_layout": False, "backend": NAMES[name]})
 
 
+def _of_each(scales: Scales, first: Tensor, count: int, k: int) -> list[Scales]:
+    """The scales of each matrix of ``count`` rows in tiles of its own; its first row in the matrix of all scales is
+    ``first[g]``."""
+    columns = k // scales.width
+    whole = scales.memory.view(torch.uint8)
+    linear = from_blocked(whole, whole.numel() // (-(-columns // 4) * 4), columns)
+    rows = first[:, None] + torch.arange(count, dtype=torch.int32, device=first.device)
+    return [scales._replace(memory=to_blocked(linear.index_select(0, at)).reshape(-1)) for at in rows]
+
+
 @on_its_device
 def _batched(p: Product, *, name: str, op: str) -> None:
     """``G`` matrices of as many rows by a weight each.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    a, left, b, right, out, *_ = p
+    a, left, b, right, out, rows, *_ = p
     (groups, n, k), m = b.shape, a.shape[0] // b.shape[0]
+    if one_by_one(name, Problem(op, m=m, n=n, groups=groups), current_machine()):
+        assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
+        of_a = _of_each(left, rows.table[2], m, k)
+        of_b = _of_each(right, rows.table[3], n, k)
+        for g in range(groups):
+            at = slice(g * m, (g + 1) * m)
+            one = p._replace(a=a[at], left=of_a[g], b=b[g : g + 1], right=of_b[g], out=out[at])
+            _product(one, name=name, op="mxfp8_product")
+        return
     operands = {
         "A": dense(a).view(groups, m, k),
         "B": dense(b).mT,

@@ -118,6 +118,25 @@ def test_runs_of_any_length(arch: str, borders: tuple[int, ...]) -> None:
         assert oracle.judge(case.contract, real, made, arch=arch, explain="off").status is status
 
 
+@pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120", "sm121"])
+def test_matrices_of_a_batch_one_by_one(arch: str) -> None:
+    """Of several matrices whose rows end inside a tile each is multiplied by itself, in the chain that the plan names
+    (the twin: by the scales of its neighbour)."""
+    case = cases.parse("bmm_mxfp8/e4m3xe4m3-bf16/1x32/m=17,n=160,k=160,g=2/family=randn/seed=3")
+    inputs, options = case.inputs(), dict(case.call_options())
+    with simulated(Machine.described(arch)) as libraries, kernels.explain() as plans:
+        out = SERVED[case.contract](inputs, options)
+        wrong = SERVED[case.contract]({**inputs, "b_scale": inputs["b_scale"].flip(0)}, options)
+    assert [call.name for call in libraries.calls] == ["mm_mxfp8"] * 4
+    assert plans[0].backend == FI and plans[0].kernel == 'mm_mxfp8(backend="cutlass")'
+    for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
+        assert isinstance(made, Tensor)
+        verdict = oracle.judge(
+            case.contract, inputs, made, arch=arch, numerics=plans[0].numerics, explain="off", **options
+        )
+        assert verdict.status is status
+
+
 def test_what_is_free_stays_free() -> None:
     """The twin: with another tile the numbers are the same."""
     served = serve(Row(ROWS8, "sm100", (), FI))

@@ -32,7 +32,7 @@ from kernels.backends import cutlass, deep_gemm, flashinfer
 from kernels.config import Config, use_config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
-from kernels.support import MIXED
+from kernels.support import MIXED, RUNS
 from oracle.tensorcore.instructions import ALIKE
 from oracle.truth.layout import swizzle_scale, unrotate_weights, unswizzle_scale
 
@@ -1276,7 +1276,7 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
 
 def grid(op: str) -> list[Problem]:
     """Problems of an operation around its limits."""
-    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight")
+    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight", RUNS)
     packed: dict[str, Any] = {} if op in eight else {"b_dtype": "uint8"}
     packed |= {"a_dtype": "uint8"} if op.startswith(("nvfp4", "mxfp4")) else {}
     packed |= {"a_width": 128, "b_width": 32} if op in MIXED else {}
