@@ -403,6 +403,8 @@ def group_gemm_fp8_nt_groupwise(
     ``a [M, K]``, ``b [G, N, K]`` E4M3; ``a_scale [M, ceil(K/128)]``, ``b_scale [G, ceil(N/128), ceil(K/128)]`` float32,
     logical; ``m_indptr`` int32 ``[G + 1]``, never decreasing; ``[M, N]``, rows of no group zero. No alignment of runs
     is needed: they are copied into aligned ones where the product needs them.
+
+    Raises DeviceError, DtypeError, InputError, OptionError, ShapeError, ValueRangeError.
     """
     starts = _borders("m_indptr", m_indptr, b)
     checks.positive("row_alignment", row_alignment)
