@@ -26,7 +26,7 @@ from .checks import FP8
 from .errors import LayoutError, OptionError, ShapeError, shown
 from .operators import empty
 from .routes import dtype_name, route
-from .support import BLOCK, BLOCKS, LEAST_1D1D
+from .support import BLOCK, BLOCKS, LEAST_1D1D, RUNS
 from .verbs import verb
 
 E5M2 = torch.float8_e5m2
@@ -74,6 +74,11 @@ def _einsum_operator(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out
 
 def _bmm_fake(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
     return empty(A.shape[0], A.shape[1], B.shape[2], like=A, dtype=dtype)
+
+
+def _by_four(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
+    """Runs whose borders are multiples of 4, as the contract has them."""
+    return runs(partial(verb, row_alignment=4), inputs, options)
 
 
 def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
@@ -380,20 +385,30 @@ def batch_deepgemm_fp8_nt_groupwise(
     return out
 
 
-@verb("grouped_contiguous", adapter=runs)
+@verb("grouped_contiguous", adapter=_by_four, native=(RUNS,))
 def group_gemm_fp8_nt_groupwise(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, out_dtype: torch.dtype = torch.bfloat16
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    m_indptr: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    row_alignment: int = 1,
 ) -> Tensor:
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, block scales.
 
-    ``m_indptr`` ``[G + 1]`` int32. Returns ``[M, N]`` of ``out_dtype``.
+    ``m_indptr`` ``[G + 1]`` int32, every entry a multiple of ``row_alignment``: FlashInfer's kernel on sm100 and sm103
+    takes multiples of 4, and no value on a device can be looked at in time. Returns ``[M, N]`` of ``out_dtype``.
 
     ``a [M, K]``, ``b [G, N, K]`` E4M3; ``a_scale [M, ceil(K/128)]``, ``b_scale [G, ceil(N/128), ceil(K/128)]`` float32,
     logical; ``m_indptr`` int32 ``[G + 1]``, never decreasing; ``[M, N]``, rows of no group zero. No alignment of runs
     is needed: they are copied into aligned ones where the product needs them.
+
+    Raises DeviceError, DtypeError, InputError, OptionError, ShapeError, ValueRangeError.
     """
     starts = _borders("m_indptr", m_indptr, b)
-    return _runs(a, b, a_scale, b_scale, starts[:-1], starts[1:], out_dtype)
+    checks.positive("row_alignment", row_alignment)
+    return _runs(a, b, a_scale, b_scale, starts[:-1], starts[1:], out_dtype, borders=starts, alignment=row_alignment)
 
 
 @verb("grouped_contiguous", adapter=runs)
@@ -654,8 +669,12 @@ def _runs(
     ends: Tensor,
     out_dtype: torch.dtype,
     scales: tuple[str, str] = ("a_scale", "b_scale"),
+    borders: Tensor | None = None,
+    alignment: int = 1,
 ) -> Tensor:
-    """Runs of any length by the product of aligned runs: every run moved to a multiple of the alignment, and back."""
+    """Runs of any length, which begin and end at the ``borders``, by a library that takes them as they lie; else by the
+    product of aligned runs: every run moved to a multiple of the alignment, and back. The borders are multiples of
+    ``alignment``."""
     checks.out_dtype(out_dtype)
     m, k = checks.dtype("a", checks.rank("a", a, 2), FP8).shape
     groups, n, k_b = checks.dtype("b", checks.rank("b", b, 3), FP8).shape
@@ -675,6 +694,18 @@ def _runs(
             good,
             lambda: f"runs from {starts.tolist()} to {ends.tolist()} must ascend from 0 to at most M={m}",
         )
+        if borders is not None and alignment > 1:
+            given, whole = borders, (borders % alignment == 0).all()
+            checks.values(
+                "m_indptr", None, whole, lambda: f"{given.tolist()} must hold multiples of row_alignment={alignment}"
+            )
+    if borders is not None and not is_compiling():
+        extents = (("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out_dtype)))
+        run = route(RUNS, device, *extents, ("row_alignment", alignment), *blockscaled.held(True))
+        if run.takes_runs():
+            target = torch.zeros(m, n, dtype=out_dtype, device=device)
+            run.block_runs(a, a_scale, b, b_scale, target, borders)
+            return target
     unit = grouped.get_mk_alignment_for_contiguous_layout() if device.type == "cuda" else 1
     source, index, place = aligned_runs(starts, ends, m, unit)
     codes = a.view(torch.uint8).index_select(0, source).view(a.dtype)

@@ -482,6 +482,7 @@ def _torch_linear(
         ("n", n),
         ("k", k),
         ("kernel", mode),
+        *((("a_scale", "token"), ("b_scale", "channel")) if mode == "rowwise" else ()),
         ("out_dtype", dtype_name(out_dtype)),
         ("bias", None if bias is None or mode == "unfused" else dtype_name(bias.dtype)),
     )

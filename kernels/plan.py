@@ -32,7 +32,7 @@ from .errors import (
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
-from .support import BLACKWELL, BLOCKS, MIXED, MX_LAYERS
+from .support import BLACKWELL, BLOCKS, MIXED, MX_LAYERS, RUNS
 
 __all__ = [
     "considered",
@@ -79,6 +79,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "dynamic_blockscale": ("triton_linear", "flashinfer", "deep_gemm", "triton_gemm", "eager"),
     "grouped_contiguous": ("deep_gemm", "triton_gemm", "eager"),
     "grouped_masked": ("deep_gemm", "triton_gemm", "eager"),
+    RUNS: ("deep_gemm", "flashinfer_cutlass", "triton_gemm", "eager"),
     "grouped_scaled": ("torch", "cutlass", "eager"),
     "gemm_1d1d": ("deep_gemm", "eager"),
     "k_grouped": ("deep_gemm", "eager"),
@@ -125,6 +126,10 @@ TABLE: Mapping[str, tuple[str, ...]] = {
 }
 ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
     # (operation, arch): another order of the same backends
+    **{  # where CUTLASS has no batched product, and multiplies the matrices one by one
+        ("mxfp8_batched", arch): ("flashinfer_cudnn", "flashinfer_cutlass", "triton_mx", "eager")
+        for arch in ("sm100", "sm103")
+    },
     ("nvfp4_product", "sm121"): (  # of a GB10 FlashInfer takes b12x only by name: the others are faster in most cases
         "cutlass",
         "flashinfer_cutlass",
@@ -187,6 +192,10 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "dynamic_flashinfer_deepgemm_blockscale_gemm (M=32)": ("dynamic_blockscale", {"m": 32, "n": 4096, "k": 4096}),
     "m_grouped_fp8_gemm_nt_contiguous": ("grouped_contiguous", {"m": 1024, "n": 4096, "k": 4096, "groups": 8}),
     "fp8_m_grouped_gemm_nt_masked": ("grouped_masked", {"m": 128, "n": 4096, "k": 4096, "groups": 8}),
+    "group_gemm_fp8_nt_groupwise": (
+        RUNS,
+        {"n": 4096, "k": 4096, "groups": 8, "row_alignment": 4, "scale_format": "float32"},
+    ),
     "scaled_grouped_mm": (
         "grouped_scaled",
         {"n": 4096, "k": 4096, "groups": 8, "a_scale": "token", "b_scale": "channel"},

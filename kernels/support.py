@@ -93,7 +93,10 @@ PLAIN_TORCH_ON_GPU = (
 """Operations that plain torch serves on every device."""
 BLOCKS = "fp8_block_product"
 """The product of FP8 codes with scales of blocks on Blackwell, where other libraries serve it than before."""
-GEMMS = ("fp8_gemm_nt", BLOCKS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
+RUNS = "fp8_block_runs"
+"""The product of rows in runs, one after another, with scales of blocks: where no library takes runs as they lie, they
+are copied to aligned places."""
+GEMMS = ("fp8_gemm_nt", BLOCKS, RUNS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
 
 
@@ -207,6 +210,7 @@ OTHER_RECIPE = "it has the usual recipe: scales rounded up, codes of E4M3 or E2M
 OWN_FORMULA = (
     "it quantises by its own formula, whose codes at ties may be neighbours; FP8_KERNELS_LIBRARY_QUANTISERS=1 allows it"
 )
+BY_FOUR = "the rows of an expert begin at multiples of {value}; it takes those of 4: pad them and pass row_alignment=4"
 CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
 
 
@@ -215,8 +219,11 @@ def _e4m3(*ops: str) -> tuple[Need, ...]:
     return tuple(_need(field, "in", ("float8_e4m3fn",), "{field}={value}; it takes E4M3", *ops) for field in codes)
 
 
-def _flashinfer(*sms: int) -> tuple[Need, ...]:
-    """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims."""
+def _flashinfer(*sms: int, loops: bool = False) -> tuple[Need, ...]:
+    """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims.
+
+    ``loops``: whether it multiplies the matrices of a batch one by one where no batched product takes them.
+    """
     names = ", ".join(f"sm{sm}" for sm in sms)
     return (
         *NVIDIA,
@@ -240,7 +247,7 @@ def _flashinfer(*sms: int) -> tuple[Need, ...]:
         *(_need(extent, "multiple of", TILE_ROWS,
                 "{FIELD}={value} is no multiple of 128: it reads the scales of every matrix in tiles of their own "
                 "(flashinfer-ai/flashinfer 3604); multiply the matrices one by one", "mxfp8_batched", several=True)
-          for extent in ("m", "n")),
+          for extent in ("m", "n") if not loops),
     )  # fmt: skip  # a table, one row a line
 
 
@@ -506,9 +513,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("recipe", "in", ("usual",), OTHER_RECIPE),
     ),
     "flashinfer_cutlass": (
-        *_flashinfer(*BLACKWELL),
-        _need("sm", "in", (120, 121), "it has this product for sm120 and sm121; this is {arch}",
-              "mxfp8_batched", "nvfp4_grouped"),
+        *_flashinfer(*BLACKWELL, loops=True),
+        _need("sm", "in", (120, 121), "it has this product for sm120 and sm121; this is {arch}", "nvfp4_grouped"),
         *_e4m3("mxfp8_batched"),
         *_multiples("mxfp8_product", "nvfp4_product", "mxfp8_batched", k=32, n=32),
         *_multiples(*GROUPED_MX, k=128, n=8),
@@ -517,8 +523,11 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "takes another one", BLOCKS, family=10),
         *_multiples(*MX_LAYERS, k=BLOCK, n=BLOCK),
         _need("batch_invariant", "in", (False,), ORDER.format(backend="the fused layer"), *MX_LAYERS),
-        _need("row_alignment", "multiple of", 4, "the rows of an expert begin at multiples of {value}; it takes those "
-              "of 4: pad them and pass row_alignment=4", *GROUPED_MX),
+        _need("row_alignment", "multiple of", 4, BY_FOUR, *GROUPED_MX),
+        _need("row_alignment", "multiple of", 4, BY_FOUR, RUNS, family=10),
+        *_multiples(RUNS, k=BLOCK, n=BLOCK),
+        _need("out_dtype", "in", ("bfloat16",), "", RUNS, family=12),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="its grouped product"), RUNS),
     ),
     "flashinfer_b12x": (
         *_flashinfer(120, 121),

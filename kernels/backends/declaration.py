@@ -267,9 +267,10 @@ class Backend:
     products into an output
         ``a`` ``[M, K]``, ``a_scale`` ``[M, K/128]``, ``b`` ``[N, K]``, ``b_scale`` ``[N/128, K/128]``, ``out`` and
         ``c`` ``[M, N]`` bf16, f16 or f32; grouped: ``b`` ``[G, N, K]``, ``b_scale`` ``[G, N/128, K/128]``,
-        ``m_indices`` ``[M]``, and masked ``a`` ``[G, M, K]``, ``masked_m`` ``[G]`` int32; of groups of K ``ks_tensor``
-        ``[G]`` int32, ``out`` ``[G, M, N]``; ``scale_a`` ``[M, 1]``, ``scale_b`` ``[G, N]`` and ``offsets`` ``[G]``
-        int32 with scales of rows and channels; of block-scaled codes ``alpha`` ``[1]`` or ``[G]``, ``bias`` ``[N]``.
+        ``m_indices`` ``[M]``, ``m_indptr`` ``[G + 1]``, and masked ``a`` ``[G, M, K]``, ``masked_m`` ``[G]`` int32; of
+        groups of K ``ks_tensor`` ``[G]`` int32, ``out`` ``[G, M, N]``; ``scale_a`` ``[M, 1]``, ``scale_b`` ``[G, N]``
+        and ``offsets`` ``[G]`` int32 with scales of rows and channels; of block-scaled codes ``alpha`` ``[1]`` or
+        ``[G]``, ``bias`` ``[N]``.
     logits
         ``q`` ``[M, H, D]`` or ``[B, next_n, H, D]``, ``k`` ``[N, D]``, ``k_scale`` ``[N]``, ``weights`` ``[M, H]``,
         ``ks`` and ``ke`` ``[M]`` int32; ``cache`` ``[blocks, P, 1, D + 4]`` uint8, ``lens`` ``[B, next_n]``, ``tables``
@@ -373,6 +374,8 @@ class Backend:
     formula, inside the product."""
     grouped_contiguous: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None] = _absent
     """``(a, a_scale, b, b_scale, out, m_indices, disable_ue8m0_cast)``."""
+    block_runs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None] = _absent
+    """``(a, a_scale, b, b_scale, out, m_indptr)``: rows in runs as they lie; rows of no group are left alone."""
     grouped_masked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], None] = _absent
     """``(a, a_scale, b, b_scale, out, masked_m, expected_m, disable_ue8m0_cast)``."""
     alignment: Callable[[], int] = _absent
@@ -440,6 +443,10 @@ class Backend:
         own = op == support.BLOCKS and self.block_product is not _absent
         return self.block_product if own else self.fp8_gemm_nt
 
+    def takes_runs(self) -> bool:
+        """Whether it multiplies rows in runs as they lie."""
+        return self.block_runs is not _absent
+
     def of(self, op: str) -> MxProduct:
         """Its product of block-scaled codes for an operation: one of its own, or that of every kind."""
         own: MxProduct = getattr(self, op)
@@ -480,6 +487,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     support.BLOCKS: (("block_product",), ("fp8_gemm_nt", "aligned_gemm_nt")),
     "dynamic_blockscale": (("few_rows",), ("blockscale_sm90",), ("aligned_gemm_nt",)),  # or after a quantiser
     "grouped_contiguous": (("grouped_contiguous", "alignment"),),
+    support.RUNS: (("block_runs",), ("grouped_contiguous", "alignment")),
     **{op: (("moe_blocks",), ("mx_product",)) for op in support.MX_LAYERS},  # or grouped products
     **{
         op: ((op,), ("mx_product",))

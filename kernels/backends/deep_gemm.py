@@ -27,7 +27,7 @@ from ..errors import MissingPackageError, OptionError
 from ..layout import get_mn_major_tma_aligned_packed_ue8m0_tensor, transform_sf_into_required_layout
 from ..platform import packs_ue8m0
 from ..records import Machine, Problem
-from ..support import BLOCK, BLOCKS, GEMMS, MIXED
+from ..support import BLACKWELL, BLOCK, BLOCKS, GEMMS, MIXED, RUNS
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from .declaration import Backend, Gemm, Product, Scales
 
@@ -73,7 +73,12 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 def routine(p: Problem) -> str:
     """The key of :data:`SYMBOLS` for a problem."""
-    return {"dynamic_blockscale": "fp8_gemm_nt", "gemm_1d1d": "fp8_gemm_nt", BLOCKS: "fp8_gemm_nt"}.get(p.op, p.op)
+    return {
+        "dynamic_blockscale": "fp8_gemm_nt",
+        "gemm_1d1d": "fp8_gemm_nt",
+        BLOCKS: "fp8_gemm_nt",
+        RUNS: "grouped_contiguous",
+    }.get(p.op, p.op)
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
@@ -96,6 +101,9 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 def numerics(p: Problem, machine: Machine) -> str:
     """Of products on Blackwell: one chain over K with the scales inside on sm100 and sm103; on sm120 K may be cut."""
+    if p.op in ("mqa_logits", "paged_mqa_logits") and machine.sm in BLACKWELL:
+        known = machine.sm // 10 == 10
+        return "sm100.mqa_logits" if known else "bounds only: the order of its sums over heads is not stated"
     if p.op not in (*GEMMS, *MIXED, "skip_head_mid") or not packs_ue8m0(machine):
         return ""
     if p.a_dtype == p.b_dtype == "uint8" and machine.sm // 10 == 10:

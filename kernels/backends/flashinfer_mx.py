@@ -32,7 +32,8 @@ from torch import Tensor
 from ..config import current_config
 from ..platform import current_machine
 from ..records import Machine, Problem
-from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, MX_LAYERS, OTHER_BITS, TILE_ROWS, UNTUNED
+from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, MX_LAYERS, OTHER_BITS, RUNS, TILE_ROWS, UNTUNED
+from ..tiles import from_blocked, to_blocked
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, dense, on_its_device
 from .declaration import Backend, Gemm, Product, Scales
@@ -52,9 +53,14 @@ ROUTINES = {
     "mxfp8_mxfp4_grouped": "group_gemm_mxfp8_mxfp4_nt_groupwise",
     "nvfp4_grouped": "group_gemm_nvfp4_nt_groupwise",
     BLOCKS: "gemm_fp8_nt_groupwise",
+    RUNS: "group_gemm_fp8_nt_groupwise",
     **dict.fromkeys(MX_LAYERS, "cutlass_fused_moe"),
 }
 """The library's routine of each operation."""
+OF_TWELVE = {RUNS: "moe_gemm_fp8_nt_groupwise"}
+"""The routine on sm120 and sm121, where it is another one."""
+HOMES = {"cutlass_fused_moe": "fused_moe", "moe_gemm_fp8_nt_groupwise": "grouped_mm"}
+"""The module of a routine that is not in ``flashinfer.gemm``."""
 TUNED_AS = {"mm_mxfp8": "mxfp8_gemm", "mm_fp4": "fp4_gemm"}
 """What its tuner calls a routine."""
 ROWS_OF_GROUPWISE = 4
@@ -65,8 +71,22 @@ CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_
 
 def kernel(name: str, p: Problem, machine: Machine) -> str:
     """The library's routine, with its backend where it has several."""
-    routine = ROUTINES[p.op]
-    return routine if p.op in (*GROUPED_MX, *MX_LAYERS) else f'{routine}(backend="{NAMES[name]}")'
+    routine = routine_of("mxfp8_product" if one_by_one(name, p, machine) else p.op, machine)
+    return routine if p.op in (*GROUPED_MX, *MX_LAYERS, RUNS) else f'{routine}(backend="{NAMES[name]}")'
+
+
+def routine_of(op: str, machine: Machine) -> str:
+    """The library's name of an operation on a machine."""
+    return OF_TWELVE[op] if op in OF_TWELVE and machine.sm // 10 == 12 else ROUTINES[op]
+
+
+def one_by_one(name: str, p: Problem, machine: Machine) -> bool:
+    """Whether the matrices of a batch are multiplied each by itself: CUTLASS's batched product is that of sm120 and
+    sm121, and reads the scales of several matrices in tiles of their own (flashinfer-ai/flashinfer 3604)."""
+    if name != "flashinfer_cutlass" or p.op != "mxfp8_batched":
+        return False
+    whole = (p.m or 0) % TILE_ROWS == (p.n or 0) % TILE_ROWS == 0
+    return machine.sm // 10 == 10 or not whole and p.groups != 1
 
 
 def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
@@ -76,10 +96,15 @@ def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
         return words if p.op == "moe_nvfp4" else (*words, "the input quantised to MXFP8")
     if p.op == BLOCKS:
         return ("M to a multiple of 4 with zeros, cropped afterwards", "scales [K/128, M] and [K/128, N/128], dense")
+    if p.op == RUNS:
+        apart = "[K/128, M + 3 G], the columns of each expert at multiples of 4"
+        return (f"scales {apart if machine.sm // 10 == 12 else '[K/128, M]'} and [G, K/128, N/128], dense",)
     done: tuple[str, ...] = ("weight [N, K] transposed, codes dense on 16 bytes",)
     if ROUTINES[p.op] == "mm_fp4":
         done += (f"scales as matrices of whole tiles of {TILE_ROWS} x 4, the weight's transposed",)
-    why = UNTUNED.get((name, p.op), {}).get(machine.sm)
+    alone = one_by_one(name, p, machine)
+    done += ("every matrix by itself",) if alone else ()
+    why = UNTUNED.get((name, "mxfp8_product" if alone else p.op), {}).get(machine.sm)
     if why is not None:
         done += (f"excluded from tuning: {why}",)
     return done
@@ -88,6 +113,8 @@ def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
 def numerics(name: str, p: Problem, machine: Machine) -> str:
     """One chain over K where the sources show it for every tactic that can run; else that bounds alone hold."""
     base = "sm100" if machine.sm // 10 == 10 else "sm120"
+    if one_by_one(name, p, machine):
+        return f"{base}.{CHAINS['mxfp8_product']}"
     if name in ("flashinfer_cutlass", "flashinfer_b12x") and p.op in CHAINS:
         return f"{base}.{CHAINS[p.op]}"
     if name == "flashinfer_cute_dsl" and p.op != "mxfp8_product":
@@ -115,8 +142,10 @@ def _tuning(name: str, op: str, machine: Machine) -> contextlib.AbstractContextM
 
 def _run(name: str, op: str, arguments: Mapping[str, Any]) -> None:
     """One call of the library, which shares its scratch memory among all calls of a routine on a device."""
-    with ONE_CALL, _tuning(name, op, current_machine()):
-        getattr(library("flashinfer.gemm"), ROUTINES[op])(**arguments)
+    machine = current_machine()
+    routine = routine_of(op, machine)
+    with ONE_CALL, _tuning(name, op, machine):
+        getattr(library(f"flashinfer.{HOMES.get(routine, 'gemm')}"), routine)(**arguments)
 
 
 def _matrix(scales: Scales, rows: int, columns: int) -> Tensor:
@@ -145,14 +174,33 @@ def _product(p: Product, *, name: str, op: str) -> None:
     _run(name, op, {**operands, "use_8x4_sf_layout": False, "backend": NAMES[name]})
 
 
+def _of_each(scales: Scales, first: Tensor, count: int, k: int) -> list[Scales]:
+    """The scales of each matrix of ``count`` rows in tiles of its own; its first row in the matrix of all scales is
+    ``first[g]``."""
+    columns = k // scales.width
+    whole = scales.memory.view(torch.uint8)
+    linear = from_blocked(whole, whole.numel() // (-(-columns // 4) * 4), columns)
+    rows = first[:, None] + torch.arange(count, dtype=torch.int32, device=first.device)
+    return [scales._replace(memory=to_blocked(linear.index_select(0, at)).reshape(-1)) for at in rows]
+
+
 @on_its_device
 def _batched(p: Product, *, name: str, op: str) -> None:
     """``G`` matrices of as many rows by a weight each.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    a, left, b, right, out, *_ = p
+    a, left, b, right, out, rows, *_ = p
     (groups, n, k), m = b.shape, a.shape[0] // b.shape[0]
+    if one_by_one(name, Problem(op, m=m, n=n, groups=groups), current_machine()):
+        assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
+        of_a = _of_each(left, rows.table[2], m, k)
+        of_b = _of_each(right, rows.table[3], n, k)
+        for g in range(groups):
+            at = slice(g * m, (g + 1) * m)
+            one = p._replace(a=a[at], left=of_a[g], b=b[g : g + 1], right=of_b[g], out=out[at])
+            _product(one, name=name, op="mxfp8_product")
+        return
     operands = {
         "A": dense(a).view(groups, m, k),
         "B": dense(b).mT,
@@ -214,6 +262,37 @@ def block_product(
 
 
 @on_its_device
+def block_runs(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indptr: Tensor) -> None:
+    """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` by the weight of each expert, float32 scales, into ``out``.
+
+    On sm100 and sm103 ``group_gemm_fp8_nt_groupwise``, whose borders are multiples of 4. On sm120 and sm121, where that
+    is wrong for several experts, ``moe_gemm_fp8_nt_groupwise`` of rows that begin at 0: the scales of expert ``g``
+    begin at column ``(m_indptr[g] + 3 g) // 4 * 4``, so that no two experts share four columns.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    (m, k), groups = a.shape, b.shape[0]
+    twelve = current_machine().sm // 10 == 12
+    lead = (m + 3 * groups) // 4 * 4 if twelve else m + (-m % ROWS_OF_GROUPWISE)
+    if twelve:
+        first = (m_indptr[:-1] + 3 * torch.arange(groups, dtype=torch.int32, device=a.device)) // 4 * 4
+        column = torch.arange(lead, dtype=torch.int32, device=a.device)
+        group = torch.searchsorted(first, column, right=True).sub_(1).clamp_(min=0)
+        row = m_indptr[group] + column - first[group]
+        scale = a_scale.t()[:, row.clamp_(0, m - 1)].contiguous()  # padding holds the scale of some row
+    else:
+        scale = a_scale.new_ones(k // BLOCK, lead)  # of rows that are not there
+        scale[:, :m] = a_scale.t()
+    ready = out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0
+    target = out if ready else torch.zeros(out.shape, dtype=out.dtype, device=out.device)
+    operands = {"a": dense(a), "b": dense(b), "a_scale": scale, "b_scale": b_scale.mT.contiguous(), "out": target}
+    options = {"scale_granularity_mnk": (1, BLOCK, BLOCK), "scale_major_mode": "MN"}
+    _run("flashinfer_cutlass", RUNS, {**operands, **options, "m_indptr": m_indptr.contiguous()})
+    if not ready:
+        out.copy_(target)
+
+
+@on_its_device
 def moe_blocks(
     op: str,
     x: Tensor,
@@ -269,19 +348,21 @@ def moe_blocks(
 
 def missing(name: str, p: Problem, machine: Machine) -> str | None:
     """A release may lack a routine, or the machine what its kernels are generated with."""
-    routine, home = ROUTINES[p.op], "fused_moe" if p.op in MX_LAYERS else "gemm"
-    found = hasattr(library(f"flashinfer.{home}"), routine)
+    routine = routine_of(p.op, machine)
+    found = hasattr(library(f"flashinfer.{HOMES.get(routine, 'gemm')}"), routine)
     return None if found else f"this release has no {routine}; install a newer one"
 
 
 def _backend(
     name: str,
     blocks: Gemm | None = None,
+    runs: Callable[..., None] | None = None,
     moe_blocks: Callable[..., Tensor] | None = None,
     **functions: Callable[..., None],
 ) -> Backend:
     bound: dict[str, Any] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
     bound |= {} if blocks is None else {"block_product": blocks}
+    bound |= {} if runs is None else {"block_runs": runs}
     bound |= {} if moe_blocks is None else {"moe_blocks": moe_blocks}
     parts: dict[str, Callable[..., Any]] = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
     bound |= {part: partial(of, name) for part, of in parts.items()}
@@ -297,6 +378,7 @@ BACKENDS: Mapping[str, Backend] = {
         mxfp8_mxfp4_grouped=_grouped,
         nvfp4_grouped=_grouped,
         blocks=block_product,
+        runs=block_runs,
         moe_blocks=moe_blocks,
     ),
     "flashinfer_b12x": _backend(

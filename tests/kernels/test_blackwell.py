@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import kernels
 import oracle
 from kernels.platform import Machine
 from kernels.verbs import SERVED
@@ -62,17 +63,6 @@ def test_every_changed_argument_is_seen(row: Row) -> None:
     assert unchanged <= {name for name in unchanged if served.call.arguments[name] is None}
 
 
-UNJUDGED = {
-    "dynamic_flashinfer_deepgemm_blockscale_gemm (M=32)": "DeepGEMM's dense product of an input that it quantises",
-    "torch_per_tensor_w8a8_scaled_mm": "on a CPU the layer rounds the sums of torch._scaled_mm itself",
-    "torch_per_token_w8a8_scaled_mm": "on a CPU the layer rounds the sums of torch._scaled_mm itself",
-    "apply_fi_trtllm_fp8_per_tensor_moe": "no fake reads the order of rows of its weights",
-    "fp8_mqa_logits": "no fake of it computes",
-    "fp8_paged_mqa_logits": "no fake of it computes",
-}
-"""Routines of the plan without a row here on some machine, and why."""
-
-
 @functools.cache
 def judged() -> frozenset[Planned]:
     return frozenset(planned(row) for row in ROWS)
@@ -85,17 +75,10 @@ def lacking(arch: str, rows: frozenset[Planned]) -> set[str]:
 
 @pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120", "sm121"])
 def test_every_library_that_the_plan_names_is_judged(arch: str) -> None:
-    """No library is named without a row here, but for the routines above; the twin: without the rows of a backend its
-    routines lack one."""
-    unjudged = lacking(arch, judged())
-    assert unjudged <= set(UNJUDGED), unjudged - set(UNJUDGED)
+    """No library is named without a row here; the twin: without the rows of a backend its routines lack one."""
+    assert not lacking(arch, judged())
     without = frozenset(plan for plan in judged() if plan.backend != "torch")
-    assert "scaled_mm" in lacking(arch, without) - unjudged
-
-
-def test_no_reason_outlives_its_gap() -> None:
-    """Every routine that is excused lacks a row on some machine."""
-    assert set(UNJUDGED) == set().union(*(lacking(arch, judged()) for arch in ("sm100", "sm103", "sm120", "sm121")))
+    assert "scaled_mm" in lacking(arch, without)
 
 
 @pytest.mark.parametrize("arch", ["sm100", "sm120"])
@@ -111,6 +94,47 @@ def test_a_layer_by_grouped_products(arch: str) -> None:
     for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
         assert isinstance(made, Tensor)
         assert oracle.judge(case.contract, inputs, made, arch=arch, explain="off", **options).status is status
+
+
+@pytest.mark.parametrize("arch", ["sm120", "sm121"])
+@pytest.mark.parametrize("borders", [(0, 3, 3, 10, 13), (0, 0, 5, 6, 12)])
+def test_runs_of_any_length(arch: str, borders: tuple[int, ...]) -> None:
+    """On sm120 runs need no alignment: scales of each expert begin at four columns of their own (the twin: they do not
+    where they lie row behind row), and rows of no expert are zero."""
+    case = cases.parse(
+        "cutlass_blockwise_scaled_grouped_mm/e4m3xe4m3-bf16/1x128:128x128/m=13,n=256,k=256,g=4/family=randn/seed=3"
+    )
+    inputs, ends = case.inputs(), torch.tensor(borders, dtype=torch.int32)
+    operands = (inputs["a"], inputs["b"], inputs["scales_a"], inputs["scales_b"])
+    inputs["expert_offsets"], inputs["problem_sizes"][:, 0] = ends[:-1], ends.diff()
+    with simulated(Machine.described(arch)) as libraries:
+        out = kernels.group_gemm_fp8_nt_groupwise(*operands, ends)
+    (call,) = libraries.calls
+    assert call.name == "moe_gemm_fp8_nt_groupwise" and not bool(out[borders[-1] :].any())
+    behind = torch.nn.functional.pad(inputs["scales_a"].t(), (0, call.arguments["a_scale"].shape[1] - 13)).contiguous()
+    for made, status in ((out, Status.PASSED), (call.again(a_scale=behind), Status.FAILED)):
+        made = made[: borders[-1]] if status is Status.FAILED else made
+        real = {**inputs, "a": inputs["a"][: len(made)], "scales_a": inputs["scales_a"][: len(made)]}
+        assert oracle.judge(case.contract, real, made, arch=arch, explain="off").status is status
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120", "sm121"])
+def test_matrices_of_a_batch_one_by_one(arch: str) -> None:
+    """Of several matrices whose rows end inside a tile each is multiplied by itself, in the chain that the plan names
+    (the twin: by the scales of its neighbour)."""
+    case = cases.parse("bmm_mxfp8/e4m3xe4m3-bf16/1x32/m=17,n=160,k=160,g=2/family=randn/seed=3")
+    inputs, options = case.inputs(), dict(case.call_options())
+    with simulated(Machine.described(arch)) as libraries, kernels.explain() as plans:
+        out = SERVED[case.contract](inputs, options)
+        wrong = SERVED[case.contract]({**inputs, "b_scale": inputs["b_scale"].flip(0)}, options)
+    assert [call.name for call in libraries.calls] == ["mm_mxfp8"] * 4
+    assert plans[0].backend == FI and plans[0].kernel == 'mm_mxfp8(backend="cutlass")'
+    for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
+        assert isinstance(made, Tensor)
+        verdict = oracle.judge(
+            case.contract, inputs, made, arch=arch, numerics=plans[0].numerics, explain="off", **options
+        )
+        assert verdict.status is status
 
 
 def test_what_is_free_stays_free() -> None:

@@ -30,6 +30,7 @@ TIGHT8 = Problem("mxfp8_tight", n=256, k=256, groups=2, tiles="128x4")
 TIGHT4 = dataclasses.replace(TIGHT8, op="nvfp4_tight", a_dtype="uint8", b_dtype="uint8")
 MIX = Problem("mixed_contiguous", n=256, k=256, groups=2, b_dtype="uint8", a_width=128, b_width=32)
 LAYER = Problem("moe_nvfp4", n=256, k=256, a_dtype="bfloat16", b_dtype="uint8")
+RUN = Problem("fp8_block_runs", n=256, k=256, groups=2, row_alignment=4, scale_format="float32")
 BLOCK = Problem("fp8_block_product", n=256, k=256, scale_format="float32")
 E5M2 = "float8_e5m2"
 LIMITS = (
@@ -38,7 +39,8 @@ LIMITS = (
                                           "bias": "bfloat16", "c": "bfloat16", "a_dtype": E5M2, "b_dtype": E5M2}),
     ("flashinfer_cutlass", "sm120", MX8, {"n": 96, "k": 96}),
     ("flashinfer_cutlass", "sm100", NV4, {"n": 272, "k": 272, "tiles": "linear", "alpha": "group"}),
-    ("flashinfer_cutlass", "sm120", BATCH, {"m": 1, "n": 160, "k": 272, "a_dtype": E5M2}),
+    ("flashinfer_cutlass", "sm120", BATCH, {"n": 144, "k": 272, "a_dtype": E5M2}),
+    ("flashinfer_cudnn", "sm120", BATCH, {"m": 1, "n": 160}),
     ("flashinfer_cutlass", "sm100", ROWS8, {"n": 252, "k": 192, "row_alignment": 2, "alpha": "group"}),
     ("flashinfer_cutlass", "sm120", ROWS4, {"n": 252, "k": 192, "row_alignment": 1}),
     ("flashinfer_b12x", "sm120", MX8, {"k": 192, "n": 252, "out_dtype": "float32"}),
@@ -57,6 +59,8 @@ LIMITS = (
     ("torch", "sm100", TIGHT4, {"n": 264, "k": 272, "alpha": "group"}),
     ("cutlass", "sm120", TIGHT4, {"n": 252, "k": 272, "out_dtype": "float16"}),
     ("flashinfer_cutlass", "sm120", LAYER, {"n": 192, "k": 192, "bias": "float32"}),
+    ("flashinfer_cutlass", "sm100", RUN, {"n": 192, "k": 192, "row_alignment": 2, "out_dtype": "float32"}),
+    ("flashinfer_cutlass", "sm120", RUN, {"n": 192, "k": 192, "out_dtype": "float16"}),
     ("deep_gemm", "sm100", MIX, {"n": 96, "k": 192, "out_dtype": "float16", "bias": "bfloat16", "a_dtype": "uint8"}),
 )  # fmt: skip  # a table, one row a line
 
@@ -133,7 +137,7 @@ def test_a_younger_arch_plans_as_its_elder(op: str, arch: str) -> None:
             differs |= chosen[0] != chosen[1]
             assert not differs or op in DIFFERENT[arch], (problem, config)
     assert differs is (op in DIFFERENT[arch])
-    assert (order(op, elder) == order(op, younger)) is ((op, arch) not in ORDERS)
+    assert (order(op, elder) == order(op, younger)) is (ORDERS.get((op, ALIKE[arch])) == ORDERS.get((op, arch)))
 
 
 @pytest.mark.parametrize("op", MX_OPERATIONS)

@@ -22,22 +22,22 @@ import torch
 
 from kernels import layout
 from kernels.backends.deep_gemm import SYMBOLS
-from kernels.backends.flashinfer_mx import BACKENDS, NAMES, ROUTINES
+from kernels.backends.flashinfer_mx import BACKENDS, NAMES, OF_TWELVE, ROUTINES
 from kernels.config import Config
 from kernels.platform import Machine
 from kernels.support import BLACKWELL, MX_LAYERS
-from tests.support.fake_blackwell import CLAIMS, OF_DEEP_GEMM, OF_VLLM, QUANTISERS, Libraries, grid
+from tests.support.fake_blackwell import CLAIMS, INDEXERS, LAYERS, OF_DEEP_GEMM, OF_VLLM, QUANTISERS, Libraries, grid
 from tests.support.wheels import DEEP_GEMM, FLASHINFER, VLLM, installed, search_path
 
 PRODUCTS = tuple(dict.fromkeys(routine for op, routine in ROUTINES.items() if op not in MX_LAYERS))
-MORE = (*QUANTISERS, "cutlass_fused_moe")
+MORE = (*QUANTISERS, *LAYERS, *OF_TWELVE.values())
 """Routines of FlashInfer beside its products."""
 
 
 @cache
 def functions(package: Path) -> dict[str, ast.FunctionDef]:
     """The functions of FlashInfer by name: its products, quantisers and fused layers."""
-    homes = ("gemm/*.py", "quantization/*.py", "fused_moe/core.py")
+    homes = ("gemm/*.py", "quantization/*.py", "fused_moe/core.py", "grouped_mm/cute_sm120_fp8_groupwise/core.py")
     trees = [ast.parse(path.read_bytes()) for home in homes for path in sorted(package.glob(home))]
     return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -104,7 +104,8 @@ def test_no_arch_is_planned_that_flashinfer_does_not_claim(pin: str, backend: st
         capable = claimed[NAMES[backend] if "" not in claimed else ""]
         for sm in BLACKWELL:
             machine, switches = Machine.described(f"sm{sm}"), Config(split_k=True)
-            planned = any(BACKENDS[backend].why_not(p, machine, switches) is None for p in grid(op))
+            problems = [p for p in grid(op) if BACKENDS[backend].kernel(p, machine).startswith(routine)]
+            planned = any(BACKENDS[backend].why_not(p, machine, switches) is None for p in problems)
             assert not planned or sm in capable, (op, sm)
             named_here = "" if "" in claimed else NAMES[backend]
             assert not planned or sm in CLAIMS[routine, named_here], "the fake claims less"
@@ -160,6 +161,10 @@ def test_names_of_deep_gemm(pin: str) -> None:
         ours = [p for p in inspect.signature(getattr(Libraries, name)).parameters if p != "self"]
         theirs = named(defined[name].args)
         assert ours[: len(theirs)] == theirs and set(ours[len(theirs) :]) <= {"epilogue"}
+    for name in (*INDEXERS, "get_paged_mqa_logits_metadata"):
+        if name in defined:
+            ours = [p for p in inspect.signature(getattr(Libraries, name)).parameters if p != "self"]
+            assert ours == named(defined[name].args)
     compiled = b"".join(path.read_bytes() for path in package.glob("_C*.so"))
     schemas = set(re.findall(rb"([a-z0-9_]+)\([A-Z][^\n\x00]*\) -> ", compiled))
     assert {b"fp8_fp4_gemm_nt", b"m_grouped_fp8_fp4_gemm_nt_masked"} <= schemas

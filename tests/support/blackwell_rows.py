@@ -28,7 +28,7 @@ from kernels.verbs import SERVED
 from oracle.errors import OracleError
 from oracle.routines import cases
 from oracle.verdict.compare import Status
-from tests.support.fake_blackwell import REAL, WRITTEN, Libraries, LibraryError, Made, simulated
+from tests.support.fake_blackwell import REAL, WRITTEN, Libraries, LibraryError, Made, simulated, stored_as
 
 INVARIANT, CUTS = Config(batch_invariant=True), Config(split_k=True)
 ALONE = "others"
@@ -85,6 +85,18 @@ OF_POWERS = (
     "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=192,k=640,g=3",
     "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=192,k=640,g=3",
 )
+DYNAMIC = "dynamic_flashinfer_deepgemm_blockscale_gemm/bf16xe4m3-bf16/1x128:128x128/m=33,n=192,k=640"
+OF_TORCH = (
+    "torch_per_tensor_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=33,n=144,k=384",
+    "torch_per_token_w8a8_scaled_mm/e4m3xe4m3-bf16/token:channel/m=33,n=144,k=384/bias=bf16",
+)
+PER_TENSOR_LAYER = "apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=17,g=6,e=3,h=160,i=80/weight=f32"
+INDEXERS = (
+    "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=5,n=256,h=64,d=128/clean=1",
+    "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=17,n=192,h=32,d=64/clean=1",
+    "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token/b=4,t=2,n=300,h=64,d=128",
+)
+RUNS = "group_gemm_fp8_nt_groupwise/e4m3xe4m3-bf16/1x128:128x128/m=148,n=256,k=640,g=3"
 HEADS = "fp8_gemm_nt_skip_head_mid/e4m3xe4m3-bf16/1x128:128x128/m=33,n=384,k=256"
 NV_LAYER, MIXED_LAYER = "nvfp4/bf16xe2m1-bf16/1x16:1x16", "mxfp8_mxfp4/bf16xe2m1-bf16/1x32:1x32"
 LAYERS = (
@@ -132,6 +144,11 @@ ROWS = (
     *(Row(case, arch, (), "deep_gemm") for case in MIXES for arch in ("sm100", "sm103", "sm120")),
     *(Row(case, arch, (), "deep_gemm", powers=True) for case in OF_POWERS for arch in ("sm100", "sm103", "sm120")),
     *(Row(HEADS, arch, (), "deep_gemm", powers=True) for arch in ("sm100", "sm103")),
+    *(Row(DYNAMIC, arch, (), "deep_gemm", powers=True) for arch in ("sm100", "sm103", "sm120")),
+    *(Row(case, arch, (), "torch") for case in OF_TORCH for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(PER_TENSOR_LAYER, arch, (), "flashinfer", powers=True) for arch in ("sm100", "sm103")),
+    *(Row(case, arch, (), "deep_gemm") for case in INDEXERS for arch in ("sm100", "sm103", "sm120")),
+    *(Row(RUNS, arch, (), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(case, arch, (), VLLM) for case in (*LINEAR, BLOCK_LINEAR) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(GROUPED + size, arch, (), VLLM) for size in ("m=70", "m=40") for arch in ("sm100", "sm103")),
     *(Row(PER_TENSOR, arch, (), "flashinfer") for arch in ("sm100", "sm103", "sm120", "sm121")),
@@ -166,25 +183,37 @@ class Served(NamedTuple):
     call: Made
 
 
+SAYS_POWERS: dict[str, dict[str, bool]] = {"dynamic_blockscale": {"use_deep_gemm_e8m0": True}, "moe_trtllm": {}}
+"""How a call of an operation says that scales are powers of two, where it does not by ``disable_ue8m0_cast``."""
+
+
 def serve(row: Row, family: str = "randn") -> Served:
     """The row's case through the layer on its machine."""
     if row.backend == "torch" and REAL is None:
         pytest.skip(f"torch {torch.__version__} has no scaled_mm of recipes")
     case = cases.parse(f"{row.case}/family={family}/seed=3")
     inputs, options = case.inputs(), dict(case.call_options())
-    extra = {"row_alignment": 4} if case.contract.startswith("group_gemm") else {}
+    extra = {"row_alignment": 4} if case.contract.startswith(("group_gemm_mx", "group_gemm_nv")) else {}
     config = dataclasses.replace(row.config, backend=row.backend) if ALONE in row.without else row.config
     served = SERVED[case.contract]
     call = served.verb
     if row.powers:
-        for name in ("a_scale", "b_scale"):
+        for name in (name for name in inputs if "scale" in name):
             inputs[name] = torch.exp2(inputs[name].log2().round())
-        call = functools.partial(call, disable_ue8m0_cast=False)
+        call = functools.partial(call, **SAYS_POWERS.get(served.operation, {"disable_ue8m0_cast": False}))
     with simulated(machine_of(row), config) as libraries, kernels.explain() as plans:
         out = served.adapter(call, inputs, options | extra)
-    (plan,), (made,) = [plan for plan in plans if plan.backend != "eager"], libraries.calls
+    prepared = ("quant", "paged_metadata")  # decided on the way, and no product
+    plan, *rest = [p for p in plans if p.backend != "eager" and not p.problem.op.startswith(prepared)]
+    (call_made,) = libraries.calls
+    assert all(other.backend == plan.backend for other in rest)
     assert isinstance(out, Tensor)
-    return Served(case.contract, inputs, options, out, plan, made)
+    if "input" in inputs:  # which the layer quantised: the product is judged by what its codes are
+        made = oracle.reference("per_token_group_quant_fp8", {"x": inputs["input"]}, group_size=128, use_ue8m0=True)
+        assert isinstance(made, dict)
+        whole = {"a": made["q"], "a_scale": made["scale"], "b": inputs["weight"], "b_scale": inputs["weight_scale"]}
+        return Served("fp8_gemm_nt", whole, {}, out, plan, call_made)
+    return Served(case.contract, inputs, options, out, plan, call_made)
 
 
 def verdict(served: Served, out: Tensor, arch: str, numerics: str | None = None) -> Status:
@@ -235,9 +264,23 @@ def words(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "as numbers", torch.exp2(raw.float() - 127)
 
 
+def numbers(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Wrong numbers in the layout of the right ones."""
+    lies = x if x.is_contiguous() else x.mT
+    across = lies.mT.contiguous().view(lies.shape) if lies.dim() > 1 else lies
+    for how, moved in (("one on", lies.roll(1)), ("transposed", across), ("a half", lies / 2)):
+        if not torch.equal(moved, lies):  # one number has no neighbour
+            yield how, moved if x.is_contiguous() else moved.mT
+
+
+CODES = (
+    "a", "b", "A", "B", "mat_a", "mat_b", "mat1", "mat2", "a_tensors", "b_tensors", "q", "hidden_states",
+    "gemm1_weights", "gemm2_weights",
+)  # fmt: skip
+"""Arguments that are one matrix of codes, or one for each expert."""
 LISTS = (
     "token_selected_experts", "m_indptr", "grouped_layout", "masked_m", "offs", "problem_sizes", "expert_offsets",
-    "sf_offsets", "a_strides", "b_strides", "c_strides",
+    "sf_offsets", "a_strides", "b_strides", "c_strides", "ks", "ke", "context_lens", "block_table", "schedule_meta",
 )  # fmt: skip
 """Arguments that say which rows belong to whom."""
 
@@ -250,7 +293,15 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield from ((name, how, {name: (x, value[1])}) for how, x in codes(value[0]))
             yield from ((name, how, {name: (value[0], x)}) for how, x in words(value[1]))
             yield name, "the other operand", {name: given["b" if name == "a" else "a"]}
-        elif name in ("a", "b", "A", "B", "mat_a", "mat_b", "a_tensors", "b_tensors"):
+        elif name == "kv":
+            yield from ((name, how, {name: (x, value[1])}) for how, x in codes(value[0]))
+            yield from ((name, how, {name: (value[0], x)}) for how, x in numbers(value[1]))
+        elif name == "kv_cache":
+            yield name, "a token on", {name: value.roll(1, 1)}
+            yield name, "a block on", {name: value.roll(1, 0)}
+        elif name in ("weights", "routing_logits"):
+            yield from ((name, how, {name: x}) for how, x in numbers(value))
+        elif name in CODES:
             if value.dtype is getattr(torch, "float4_e2m1fn_x2", None):
                 made = (
                     (how, x.view(value.dtype))
@@ -266,11 +317,7 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
             if len(value) == 2:
                 yield name, "second twice", {name: [value[0], value[1] * 2]}
         elif "scale" in name and isinstance(value, Tensor) and value.dtype is torch.float32:
-            lies = value if value.is_contiguous() else value.mT
-            across = lies.mT.contiguous().view(lies.shape) if lies.dim() > 1 else lies
-            for how, moved in (("one on", lies.roll(1)), ("transposed", across), ("a half", lies / 2)):
-                if not torch.equal(moved, lies):  # one scale has no neighbour
-                    yield name, how, {name: moved if value.is_contiguous() else moved.mT}
+            yield from ((name, how, {name: x}) for how, x in numbers(value))
         elif name == "scale_major_mode":
             yield name, "the other", {name: "K"}
         elif name == "scale_granularity_mnk":
@@ -368,12 +415,12 @@ def changes(served: Served, arch: str) -> Iterator[tuple[str, str, bool]]:
     """Each changed argument and how, and whether that is seen: the library refuses it, the plan names another kernel,
     or an element lies outside of what any order of sums may give."""
     options = {name: value for name, value in served.options.items() if name != "out_dtype"}
-    layer = "topk_ids" in served.inputs
-    options |= {"combine": "STORED"} if layer else {"out_dtype": served.out.dtype}
+    options |= {"combine": "STORED"} if "topk_ids" in served.inputs else stored_as(served.contract, served.out)
     bounds = oracle.interval(served.contract, served.inputs, arch=arch, **options)["out"]
-    due = ~(torch.isinf(bounds.low) & torch.isinf(bounds.high))  # nothing is of rows without an expert
+    due = ~(torch.isinf(bounds.low) & torch.isinf(bounds.high) & (bounds.low < bounds.high))  # what any value may hold
 
     def admissible(out: Tensor) -> bool:
+        out = out.to(served.out.dtype)  # as the layer stores what it is given in float32
         return bool(((out >= bounds.low) & (out <= bounds.high))[due].all())
 
     right = served.call.again()  # of more rows where the layer pads them

@@ -32,9 +32,9 @@ from kernels.backends import cutlass, deep_gemm, flashinfer
 from kernels.config import Config, use_config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
-from kernels.support import MIXED
+from kernels.support import MIXED, RUNS
 from oracle.tensorcore.instructions import ALIKE
-from oracle.truth.layout import swizzle_scale, unswizzle_scale
+from oracle.truth.layout import swizzle_scale, unrotate_weights, unswizzle_scale
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 HALVES = (torch.bfloat16, torch.float16)
@@ -62,6 +62,8 @@ CLAIMS: Mapping[tuple[str, str], tuple[int, ...]] = {
     ("group_gemm_nvfp4_nt_groupwise", ""): TWELVE,
     ("gemm_fp8_nt_groupwise", "cutlass"): (*TEN, *TWELVE),
     ("gemm_fp8_nt_groupwise", "trtllm"): TEN,
+    ("group_gemm_fp8_nt_groupwise", ""): (*TEN, *TWELVE),
+    ("moe_gemm_fp8_nt_groupwise", "cute"): TWELVE,
 }
 ONE_CHAIN = ("cutlass", "b12x")
 """Backends whose kernels take K in one chain; of the others the sum is exact, which any order of sums may give."""
@@ -128,6 +130,12 @@ def address(x: Tensor, shape: tuple[int, int]) -> Tensor:
     return ready.view(shape)
 
 
+def stored_as(contract: str, out: Tensor) -> dict[str, torch.dtype]:
+    """The output's dtype as an option, where the contract has one."""
+    named = any(option.name == "out_dtype" for option in oracle.contracts()[contract].options)
+    return {"out_dtype": out.dtype} if named else {}
+
+
 def tiles(rows: int, columns: int, height: int = 128) -> int:
     return -(-rows // height) * height * (-(-columns // 4) * 4)
 
@@ -149,10 +157,10 @@ class Libraries:
     ) -> Tensor:
         """The contract's product of these operands into ``out``."""
         if backend in ONE_CHAIN and not self.rounded:
-            made = oracle.predict(contract, inputs, numerics=f"{self.base}.{chain}", out_dtype=out.dtype, **options)
+            names = {**stored_as(contract, out), **options}
+            made = oracle.predict(contract, inputs, numerics=f"{self.base}.{chain}", **names)
         else:
-            of_layer = {} if "topk_ids" in inputs else {"out_dtype": out.dtype}
-            made = oracle.reference(contract, inputs, **of_layer, **options)
+            made = oracle.reference(contract, inputs, **stored_as(contract, out), **options)
         assert isinstance(made, Tensor)
         return out.copy_(torch.where(made.isnan() & out.isnan(), out, made))
 
@@ -435,6 +443,165 @@ class Libraries:
         inputs = {"x": a, "global_scale": a_global_sf}
         q, scale = self.quantised("nvfp4_quantize", inputs, "flashinfer_nvfp4", layout=sfLayout.name[7:])
         return q, scale.view(-1, -(-(a.shape[1] // 16) // 4) * 4) if sfLayout is not SfLayout.layout_linear else scale
+
+    def trtllm_fp8_per_tensor_scale_moe(
+        self,
+        routing_logits: Tensor,
+        routing_bias: Tensor | None,
+        hidden_states: Tensor,
+        gemm1_weights: Tensor,
+        output1_scales_scalar: Tensor,
+        output1_scales_gate_scalar: Tensor,
+        gemm2_weights: Tensor,
+        output2_scales_scalar: Tensor,
+        num_experts: int,
+        top_k: int,
+        n_group: int | None,
+        topk_group: int | None,
+        intermediate_size: int,
+        local_expert_offset: int,
+        local_num_experts: int,
+        routed_scaling_factor: float | None,
+        use_routing_scales_on_input: bool,
+        routing_method_type: int = 0,
+        do_finalize: bool = True,
+        enable_pdl: bool | None = None,
+        tune_max_num_tokens: int = 8192,
+        activation_type: int = 3,
+        norm_topk_prob: bool = True,
+        routing_replay_out: Tensor | None = None,
+        output: Tensor | None = None,
+        gemm1_clamp_limit: Tensor | None = None,
+    ) -> Tensor:
+        """Weights as its kernel reads them: rows of up before those of gate, interleaved, shuffled for tiles of 128. It
+        multiplies codes; scales of powers of two are told apart without a rounding."""
+        need(self.machine.sm in TEN, "kernel not found")  # its launcher takes major 12 too, without cubins
+        need(routing_bias is None and top_k == 1 and routing_method_type == 3, "routing of Llama-4")
+        need(use_routing_scales_on_input and routed_scaling_factor is None, "routing of Llama-4")
+        need((n_group, topk_group) in ((None, None), (0, 0)), "no groups of experts")
+        need(do_finalize and activation_type == 3 and norm_topk_prob and gemm1_clamp_limit is None, "options")
+        need(routing_replay_out is None and output is None, "options")
+        experts, hidden, inner = gemm2_weights.shape
+        need(hidden_states.dtype is gemm1_weights.dtype is gemm2_weights.dtype is E4M3, "codes")
+        need(tuple(gemm1_weights.shape) == (experts, 2 * inner, hidden) and inner == intermediate_size, "extents")
+        need(local_num_experts == experts and routing_logits.shape[1] == num_experts, "experts")
+        need(local_expert_offset % experts == 0 and local_expert_offset + experts <= num_experts, "experts")
+        scales = {"1": output1_scales_scalar, "gate": output1_scales_gate_scalar, "2": output2_scales_scalar}
+        need(all(s.dtype is torch.float32 and s.shape == (experts,) for s in scales.values()), "scales")
+        w31, w2 = unrotate_weights(dense("w1", gemm1_weights), dense("w2", gemm2_weights))
+        stored = scales["gate"] / scales["1"]  # the static scale of what lies between both products
+        need(bool((stored == stored[0]).all()), "one scale of the intermediate")
+        operands = {
+            "hidden_states": dense("x", hidden_states).float(),
+            "router_logits": dense("logits", routing_logits),
+            "w13": torch.cat([w31[:, inner:], w31[:, :inner]], dim=1),
+            "w13_scale": scales["gate"],
+            "w13_input_scale": torch.ones(1),
+            "w2": w2,
+            "w2_scale": scales["2"] / stored[0],
+            "w2_input_scale": stored[:1],
+        }
+        rank, out = local_expert_offset // experts, torch.empty(hidden_states.shape, dtype=torch.bfloat16)
+        options = {"ep_rank": rank, "weight_dtype": torch.float32}
+        return self.multiply("apply_fi_trtllm_fp8_per_tensor_moe", operands, out, "", "", **options)
+
+    def group_gemm_fp8_nt_groupwise(
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        m_indptr: Tensor,
+        scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128),
+        scale_major_mode: str = "MN",
+        mma_sm: int = 1,
+        out: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        backend: str = "trtllm",
+        segment_alignment: int = 1,
+    ) -> Tensor:
+        """``a [M, K]`` by ``b [G, N, K]`` with float32 scales, read by address; a block of K has as many as
+        ``a_scale`` has columns."""
+        self.claims("group_gemm_fp8_nt_groupwise", "" if backend == "trtllm" else backend)
+        need(self.machine.sm in TEN or len(b) == 1, "correctness issues for num_groups > 1 on SM120/121")
+        need(mma_sm in (1, 2) and segment_alignment == 1, "options")
+        need(out_dtype is None or out is None or out.dtype is out_dtype, "dtype mismatch")
+        out_dtype = out_dtype or torch.bfloat16 if out is None else out.dtype
+        need(out_dtype in HALVES, "unsupported output dtype")
+        need(bool((m_indptr % 4 == 0).all()), "each value in m_indptr should be padded to a multiple of 4")
+        need(a_scale.dim() == 2 and a_scale.shape[1] % 4 == 0, "copies of 16 bytes")
+        ends = m_indptr.tolist()
+        columns = [ends[0] + row for row in range(ends[-1] - ends[0])]
+        return self._block_groups(
+            a, b, a_scale, b_scale, m_indptr, scale_granularity_mnk, scale_major_mode, out, out_dtype,
+            columns, a_scale.shape[1],
+        )  # fmt: skip  # the operands of the library, and the columns of scales
+
+    def moe_gemm_fp8_nt_groupwise(
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        m_indptr: Tensor,
+        scale_granularity_mnk: tuple[int, int, int] = (1, 128, 128),
+        scale_major_mode: str = "MN",
+        backend: str = "cute",
+        out: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        is_gated: bool = False,
+    ) -> Tensor:
+        """The same of rows in runs of any length; the columns of an expert's scales begin at multiples of 4."""
+        self.claims("moe_gemm_fp8_nt_groupwise", backend)
+        need(not is_gated, "fused SwiGLU")
+        out_dtype = out_dtype or torch.bfloat16 if out is None else out.dtype if out_dtype is None else out_dtype
+        need(out_dtype is torch.bfloat16, "only out_dtype=torch.bfloat16 is supported")
+        ends = m_indptr.tolist()
+        need(ends[0] == 0, "m_indptr[0] = 0")
+        columns = [
+            (begin + 3 * g) // 4 * 4 + row
+            for g, (begin, end) in enumerate(itertools.pairwise(ends))
+            for row in range(end - begin)
+        ]
+        return self._block_groups(
+            a, b, a_scale, b_scale, m_indptr, scale_granularity_mnk, scale_major_mode, out, out_dtype,
+            columns, (a.shape[0] + 3 * len(b)) // 4 * 4,
+        )  # fmt: skip  # the operands of the library, and the columns of scales
+
+    def _block_groups(
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        m_indptr: Tensor,
+        granularity: tuple[int, int, int],
+        mode: str,
+        out: Tensor | None,
+        out_dtype: torch.dtype,
+        columns: list[int],
+        lead: int,
+    ) -> Tensor:
+        """``columns``: where the scale of each row lies in a block of K, of ``lead`` columns."""
+        need(mode == "MN" and granularity == (1, 128, 128), "scales")
+        need(a.dtype is b.dtype is E4M3 and m_indptr.dtype is torch.int32, "dtypes")
+        groups, n, k = b.shape
+        need(a.dim() == 2 and a.shape[1] == k and m_indptr.shape == (groups + 1,), "Shape mismatch")
+        need(n % 128 == k % 128 == 0, "n and k")
+        out = torch.empty(a.shape[0], n, dtype=out_dtype) if out is None else out
+        need(out.shape == (a.shape[0], n) and out.dtype is out_dtype, "output mismatch")
+        begin, end = int(m_indptr[0]), int(m_indptr[-1])  # no row outside is read, nor written
+        need(0 <= begin <= end <= a.shape[0] and bool((m_indptr.diff() >= 0).all()), "rows outside of the memory")
+        left = address(dense("a_scale", a_scale), (k // 128, lead))[:, columns].t()
+        right = address(dense("b_scale", b_scale), (groups * (k // 128), n // 128)).view(groups, k // 128, n // 128)
+        operands = {"a": dense("a", a)[begin:end], "a_scale": left.contiguous(), "b": dense("b", b)}
+        operands |= {"b_scale": right.mT.contiguous()}
+        starts, sizes = m_indptr[:-1] - begin, m_indptr.diff()
+        operands["expert_offsets"] = starts
+        operands["problem_sizes"] = torch.stack([sizes, torch.full_like(sizes, n), torch.full_like(sizes, k)], dim=1)
+        operands |= {f"scales_{side}": operands.pop(f"{side}_scale") for side in "ab"}
+        self.multiply("cutlass_blockwise_scaled_grouped_mm", operands, dense("out", out)[begin:end], "", "exact")
+        return out
 
     def cutlass_fused_moe(
         self,
@@ -826,7 +993,103 @@ class Libraries:
         options = {"gran_k_a": recipes[0][1], "gran_k_b": recipes[1][1]}
         self.multiply(contract, operands, dense("d", d), "chain_ue8m0", one, **options)
 
+    def fp8_mqa_logits(
+        self,
+        q: Tensor,
+        kv: Any,
+        weights: Tensor,
+        ks: Tensor,
+        ke: Tensor,
+        clean_logits: bool = False,
+        max_seqlen_k: int = 0,
+    ) -> Tensor:
+        """Logits ``[M, N]`` of ``q [M, H, D]``; what lies outside of a window is written where that is asked for."""
+        k, k_scale = kv
+        self._indexer(q, weights, q.shape[:1])
+        need(k.dtype is E4M3 and k_scale.dtype is torch.float32 and k_scale.is_contiguous(), "kv")
+        need(k.dim() == 2 and k_scale.shape == k.shape[:1] and k.shape[1] == q.shape[2], "kv")
+        need(ks.dtype is ke.dtype is torch.int32 and ks.shape == ke.shape == q.shape[:1], "windows")
+        need(max_seqlen_k == 0, "compressed logits")
+        operands = {"q": dense("q", q), "k": dense("k", k), "k_scale": k_scale, "weights": dense("weights", weights)}
+        operands |= {"cu_seqlen_ks": dense("ks", ks), "cu_seqlen_ke": dense("ke", ke)}
+        out = torch.full((len(q), len(k)), float("nan"))
+        return self.multiply("fp8_mqa_logits", operands, out, *self._of_heads(), clean_logits=clean_logits)
+
+    def fp8_paged_mqa_logits(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        weights: Tensor,
+        context_lens: Tensor,
+        block_table: Tensor,
+        schedule_meta: Tensor,
+        max_context_len: int,
+        clean_logits: bool = False,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Logits ``[B next_n, max_context_len]`` of ``q [B, next_n, H, D]``; nothing is written behind a context."""
+        self._indexer(q, weights, (q.shape[0] * q.shape[1],))
+        need(kv_cache.dtype is torch.uint8 and kv_cache.is_contiguous(), "kv_cache")
+        need(tuple(kv_cache.shape[1:]) == (64, 1, q.shape[3] + 4), "block_kv == 64")
+        need(context_lens.dtype is block_table.dtype is schedule_meta.dtype is torch.int32, "int32")
+        need(context_lens.shape == q.shape[:2] and context_lens.is_contiguous(), "context_lens.dim() == 2")
+        need(not clean_logits and indices is None and len(block_table) == len(q), "not clean_logits")
+        due = self.get_paged_mqa_logits_metadata(context_lens, 64, len(schedule_meta) - 1)
+        need(torch.equal(due, schedule_meta), "blocks of no multiprocessor are not multiplied")
+        operands = {"q": dense("q", q), "kv_cache": kv_cache, "weights": dense("weights", weights)}
+        operands |= {"context_lens": context_lens, "block_tables": dense("block_table", block_table)}
+        out = torch.full((q.shape[0] * q.shape[1], max_context_len), float("nan"))
+        options = {"clean_logits": False, "max_model_len": max_context_len}
+        return self.multiply("fp8_paged_mqa_logits", operands, out, *self._of_heads(), **options)
+
+    def get_paged_mqa_logits_metadata(
+        self, context_lens: Tensor, block_kv: int, num_sms: int, indices: Tensor | None = None
+    ) -> Tensor:
+        need(context_lens.dtype is torch.int32 and context_lens.dim() == 2 and indices is None, "context_lens")
+        lens = {"context_lens": context_lens}
+        made = oracle.reference("get_paged_mqa_logits_metadata", lens, block_size=block_kv, num_sms=num_sms)
+        assert isinstance(made, Tensor)
+        return made
+
+    def _of_heads(self) -> tuple[str, str]:
+        """The schedule that is known of an arch, and a name that follows it."""
+        return ("mqa_logits", "cutlass") if self.machine.sm in TEN else ("", "exact")
+
+    def _indexer(self, q: Tensor, weights: Tensor, rows: Any) -> None:
+        """What both products of an indexer demand."""
+        need(self.machine.sm in (*TEN, 120), "unsupported architecture")
+        need(q.dtype is E4M3 and weights.dtype is torch.float32, "dtypes")
+        need(q.shape[-2] in (32, 64) and q.shape[-1] in (32, 64, 128), "num_heads and head_dim")
+        need(tuple(weights.shape) == (*rows, q.shape[-2]), "weights")
+
     # --- torch ------------------------------------------------------------------------------------------------------
+
+    def _scaled_mm(
+        self,
+        mat1: Tensor,
+        mat2: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        bias: Tensor | None = None,
+        scale_result: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        use_fast_accum: bool = False,
+    ) -> Tensor:
+        """``mat1 [M, K]`` by the column-major ``mat2 [K, N]``: one scale each, or of every row and column. It is asked
+        for float32 here, which the layer casts, since its operands lie on the CPU."""
+        need(mat1.stride(1) == mat2.stride(0) == 1 and mat1.stride(0) % 16 == mat2.stride(1) % 16 == 0, "strides")
+        need(mat1.dtype is mat2.dtype is E4M3 and mat1.shape[1] == mat2.shape[0], "mat1 and mat2")
+        need(scale_result is None and not use_fast_accum and out_dtype is torch.float32, "options")
+        (m, k), n = mat1.shape, mat2.shape[1]
+        need(k % 16 == n % 16 == 0, "trailing dimensions are no multiples of 16")
+        need(scale_a.dtype is scale_b.dtype is torch.float32, "scales")
+        single = scale_a.numel() == scale_b.numel() == 1
+        by_row = tuple(scale_a.shape) == (m, 1) and tuple(scale_b.shape) == (1, n)
+        need(single or by_row and scale_a.is_contiguous() and scale_b.is_contiguous(), "scales")
+        operands = {"qinput": mat1, "weight": mat2, "scale_a": scale_a, "scale_b": scale_b}
+        operands |= {} if bias is None else {"bias": bias}
+        contract = f"torch_per_{'tensor' if single else 'token'}_w8a8_scaled_mm"
+        return self.multiply(contract, operands, torch.empty(m, n), "", "exact")
 
     def scaled_grouped_mm(
         self,
@@ -949,9 +1212,12 @@ FLASHINFER = tuple(dict.fromkeys(name for name, _ in CLAIMS))
 OF_VLLM = (
     "cutlass_scaled_fp4_mm", "cutlass_scaled_mm", "cutlass_fp4_group_mm", "cutlass_mxfp4_group_mm", "cutlass_moe_mm",
 )  # fmt: skip
+LAYERS = ("cutlass_fused_moe", "trtllm_fp8_per_tensor_scale_moe")
 QUANTISERS = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
 OF_DEEP_GEMM = ("fp8_fp4_gemm_nt", "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked")
 
+INDEXERS = ("fp8_mqa_logits", "fp8_paged_mqa_logits")
+"""Of the older line of sgl-deep-gemm."""
 OLDER_NAMES = (
     "fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous", "fp8_m_grouped_gemm_nt_masked", "fp8_gemm_nt_skip_head_mid",
 )  # fmt: skip
@@ -968,29 +1234,34 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
     machine = machine.with_package("triton", "a Triton kernel does not run on a CPU")
     fakes, patch = Libraries(machine), pytest.MonkeyPatch()
     package = types.ModuleType("flashinfer")
-    for part in ("gemm", "autotuner", "fused_moe"):
+    for part in ("gemm", "autotuner", "fused_moe", "grouped_mm"):
         patch.setitem(sys.modules, f"flashinfer.{part}", types.ModuleType(f"flashinfer.{part}"))
     patch.setitem(sys.modules, "flashinfer", package)
     patch.setitem(sys.modules, "flashinfer.tllm_enums", types.SimpleNamespace(SfLayout=SfLayout))
     for name in QUANTISERS:
         setattr(package, name, fakes.recorded(name))
     for name in FLASHINFER:
-        setattr(sys.modules["flashinfer.gemm"], name, fakes.recorded(name))
+        home = "grouped_mm" if name.startswith("moe_gemm") else "gemm"
+        setattr(sys.modules[f"flashinfer.{home}"], name, fakes.recorded(name))
     setattr(sys.modules["flashinfer.autotuner"], "autotune", fakes.autotune)  # noqa: B010  # a module made here
-    layer = fakes.recorded("cutlass_fused_moe")
-    setattr(sys.modules["flashinfer.fused_moe"], "cutlass_fused_moe", layer)  # noqa: B010  # a module made here
+    for name in LAYERS:
+        setattr(sys.modules["flashinfer.fused_moe"], name, fakes.recorded(name))
     of_vllm = {name: fakes.recorded(name) for name in OF_VLLM}
     of_vllm["scaled_fp4_quant"] = types.SimpleNamespace(out=fakes.recorded("scaled_fp4_quant"))
-    deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in (*OF_DEEP_GEMM, *OLDER_NAMES)})
+    deep = types.SimpleNamespace(**{name: fakes.recorded(name) for name in (*OF_DEEP_GEMM, *OLDER_NAMES, *INDEXERS)})
+    deep.get_paged_mqa_logits_metadata = fakes.get_paged_mqa_logits_metadata
     known = deep_gemm.symbol
-    served = (*MIXED, "fp8_gemm_nt", "grouped_contiguous", "grouped_masked", "skip_head_mid")
+    served = (*MIXED, "fp8_gemm_nt", "grouped_contiguous", "grouped_masked", "skip_head_mid", "mqa_logits")
+    served += ("paged_mqa_logits", "paged_metadata")
     ours = {name: (getattr(deep, deep_gemm.SYMBOLS[name][0]), name) for name in served}
     ours["alignment"] = (lambda: 128), "get_mk_alignment_for_contiguous_layout"
     patch.setattr(deep_gemm, "symbol", lambda name: ours[name] if name in ours and name not in own else known(name))
+    patch.setattr(deep_gemm, "takes_2d_lens", lambda: True)
     operators = types.SimpleNamespace(**of_vllm)
     patch.setattr(cutlass, "operators", lambda: operators)
     for name in ("scaled_mm", "scaled_grouped_mm"):
         patch.setattr(torch.nn.functional, name, fakes.recorded(name), raising=False)
+    patch.setattr(torch, "_scaled_mm", fakes.recorded("_scaled_mm"))
     decide, gpu = routes._decide, torch.device("cuda")
     patch.setattr(routes, "_decide", lambda op, device, *key: decide(op, gpu, *key))
     flashinfer.library.cache_clear()
@@ -1004,7 +1275,7 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
 
 def grid(op: str) -> list[Problem]:
     """Problems of an operation around its limits."""
-    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight")
+    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight", RUNS)
     packed: dict[str, Any] = {} if op in eight else {"b_dtype": "uint8"}
     packed |= {"a_dtype": "uint8"} if op.startswith(("nvfp4", "mxfp4")) else {}
     packed |= {"a_width": 128, "b_width": 32} if op in MIXED else {}

@@ -28,7 +28,7 @@ from kernels.backends.declaration import Product, Rows, Scales
 from kernels.config import Config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
-from kernels.support import BLACKWELL, BLOCKS, MX_LAYERS
+from kernels.support import BLACKWELL, BLOCKS, MX_LAYERS, RUNS
 from tests.support.fake_blackwell import grid, tiles
 
 CUDA = "13.0"
@@ -59,18 +59,23 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def arguments(name: str, p: Problem) -> dict[str, Any]:
-    """What the layer passes to the library for a problem, on tensors without memory."""
-    passed: list[dict[str, Any]] = []
+def arguments(name: str, p: Problem) -> tuple[str, dict[str, Any]]:
+    """The operation whose routine the layer calls for a problem, and what it passes, on tensors without memory."""
+    passed: list[tuple[str, dict[str, Any]]] = []
     m, n, k, groups = p.m or 1, p.n or 128, p.k or 128, p.groups or 1
     out_dtype = getattr(torch, p.out_dtype)
     backend, kept = flashinfer_mx.BACKENDS[name], flashinfer_mx._run
-    flashinfer_mx._run = lambda name, op, given: passed.append(dict(given))
+    flashinfer_mx._run = lambda name, op, given: passed.append((op, dict(given)))
     try:
         if p.op == BLOCKS:
             operands = (empty(m, k, dtype=E4M3), empty(m, k // 128, dtype=torch.float32))
             weight = (empty(n, k, dtype=E4M3), empty(n // 128, k // 128, dtype=torch.float32))
             backend.block_product(*operands, *weight, empty(m, n, dtype=out_dtype), None, True)
+            return passed[0]
+        if p.op == RUNS:
+            operands = (empty(m, k, dtype=E4M3), empty(m, k // 128, dtype=torch.float32))
+            weight = (empty(groups, n, k, dtype=E4M3), empty(groups, n // 128, k // 128, dtype=torch.float32))
+            backend.block_runs(*operands, *weight, empty(m, n, dtype=out_dtype), empty(groups + 1, dtype=torch.int32))
             return passed[0]
         batched, grouped = p.op == "mxfp8_batched", p.op.endswith("grouped")
         width = 16 if p.op.startswith("nvfp4") else 32
@@ -104,16 +109,19 @@ def answers(problems: Iterator[tuple[str, int, Problem]]) -> tuple[int, list[str
     """How many were asked, and which the library refuses."""
     asked, refusals = 0, []
     for name, sm, p in problems:
-        asked += 1
-        decorated, sized, claimed = checker(flashinfer_mx.ROUTINES[p.op])
-        with use_machine(Machine.described(f"sm{sm}")):
-            bound = inspect.signature(decorated).bind(**arguments(name, p))
+        machine = Machine.described(f"sm{sm}")
+        with use_machine(machine):
+            op, given = arguments(name, p)
+        routine = flashinfer_mx.routine_of(op, machine)
+        if routine not in flashinfer_mx.ROUTINES.values():
+            continue  # it has no check beside its call's
+        decorated, sized, claimed = checker(routine)
+        bound = inspect.signature(decorated).bind(**given)
         bound.apply_defaults()
+        asked += 1
         pretend(sm)
         try:
-            right = sized(**bound.arguments) and (
-                "backend" not in bound.arguments or claimed(bound.arguments["backend"], sm)
-            )
+            right = sized(**bound.arguments) and ("backend" not in given or claimed(given["backend"], sm))
             why = "" if right else "False"
         except Exception as error:  # whatever a foreign library raises is its refusal
             right, why = False, f"{type(error).__name__}: {error}"

@@ -55,6 +55,7 @@ CLEAN = OptionSpec("clean_logits", False, (False, True), "-inf outside the windo
 NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": ("sm90.mqa_logits",),
     "sm100": ("sm100.mqa_logits",),
+    "sm120": ("sm120.chain.any",),
     "cpu": (IEEE32,),
 }
 NUMERICS_FP4: Mapping[str, tuple[str, ...]] = {
