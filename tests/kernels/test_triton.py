@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,7 @@ def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
     launch = triton_mx_quant._prepared(*prepared, 16).start
     ptx = ptx_of(launch.kernel, launch.constants, {"x": "*bf16", "q": codes, "s": "*u8", "g": "*fp32"})
     assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv" or prepared[1])
+    assert len(re.findall(r"\b(?:div|rem)\.[su]32", ptx)) == 2, "of the program's own number, and of no block's"
     if prepared[0].gated:  # silu divides within 2 ulp
         assert "div.full" in ptx and "ex2.approx" in ptx
         return
