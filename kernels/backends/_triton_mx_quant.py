@@ -129,14 +129,6 @@ PART = tl.constexpr(16)
 
 
 @triton.jit
-def _reciprocal(y, NATIVE: tl.constexpr):
-    """1 / y rounded to nearest even, subnormal operands and quotients included."""
-    if NATIVE:
-        return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [y], tl.float32, is_pure=True, pack=1)
-    return tl.div_rn(y * 0 + 1.0, y)
-
-
-@triton.jit
 def _parts(x, source, inside, PARTS: tl.constexpr):
     """PART values at each ``source``, 0 where not ``inside``, of the dtype of ``x``, each PART in one thread."""
     lane = tl.arange(0, PART // 2)
@@ -199,7 +191,7 @@ def _scaled(
         else:
             byte = _codes(t).to(tl.int32)
             value = _e4m3_value(byte)
-        inverse = _reciprocal(value * decode, NATIVE)
+        inverse = _divide(tl.full([BLOCK], 1.0, tl.float32), value * decode, NATIVE)
         finite = tl.full([BLOCK], 0x7F7FFFFF, tl.int32).to(tl.float32, bitcast=True)
         inverse = tl.where(inverse > finite, finite, inverse)
     else:
@@ -312,10 +304,11 @@ def block_kernel(
     if ELEMENT == 3:
         if FACTORS == 0:
             factor = tl.load(g)
+            decode = factor if INVERSED else _divide(1.0, factor, NATIVE)
         else:
             place = matrix * rows + within if FACTORS == 1 else matrix + within * 0
             factor = tl.load(g + place.to(tl.int64) * g_stride, mask=there, other=1.0)
-        decode = factor if INVERSED else _reciprocal(factor, NATIVE)
+            decode = factor if INVERSED else _divide(tl.full([BLOCK], 1.0, tl.float32), factor, NATIVE)
     byte, y = _scaled(
         v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
     )  # fmt: skip
@@ -389,7 +382,7 @@ def norm_kernel(
     factor, decode = 1.0, 1.0
     if ELEMENT == 3:
         factor = tl.load(g)
-        decode = _reciprocal(factor, NATIVE)
+        decode = _divide(1.0, factor, NATIVE)
     byte, y = _scaled(
         v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
     )  # fmt: skip
@@ -471,7 +464,7 @@ def expert_kernel(
         if ELEMENT == 3:
             one = tl.load(g + tl.minimum(expert, experts - 1) * g_stride)
             factor = tl.reshape(tl.broadcast_to(one[:, None], [ROWS, ACROSS]), [BLOCK])
-            one = _reciprocal(one, NATIVE)
+            one = _divide(tl.full([ROWS], 1.0, tl.float32), one, NATIVE)
             decode = tl.reshape(tl.broadcast_to(one[:, None], [ROWS, ACROSS]), [BLOCK])
         v = _gated(gate, up, x, NATIVE) if GATED else gate.to(tl.float32)
         byte, y = _scaled(

@@ -45,7 +45,7 @@ def _or_of_zeros(build: Callable[[Case], dict[str, Tensor]]) -> Callable[[Case],
         if case.option("global") != "inf":
             return tensors
         zeros = torch.zeros(tensors["x"].shape, dtype=tensors["x"].dtype, device="cpu")
-        return {"x": zeros, "global_scale": _f32(torch.inf)}
+        return tensors | {"x": zeros, "global_scale": _f32(torch.inf)}
 
     return inputs
 
@@ -66,6 +66,7 @@ def _gated(case: Case) -> dict[str, Tensor]:
     return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / 4096.0)}
 
 
+@_or_of_zeros
 def _normed(case: Case) -> dict[str, Tensor]:
     """Rows whose values spread over several binades, weights of both signs, and a residual of the size of ``x``."""
     (dtype,) = case.operand_dtypes
@@ -419,7 +420,7 @@ _GRAMMARS: Mapping[str, Grammar] = {
             listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
         )
         for kind, scheme, options in (
-            ("mxfp8", "1x32", {}), ("mxfp4", "1x32", {}), ("nvfp4", "1x16", {"global": ("one",)}))
+            ("mxfp8", "1x32", {}), ("mxfp4", "1x32", {}), ("nvfp4", "1x16", _GLOBAL))
     },
     "nvfp4_quantize_stochastic": Grammar(_MK, _BOTH, ("1x16",), FAMILIES, _encoded, _seeded, _ONE, listed=_ids(_PLAIN)),
     "nvfp4_quantize_2d": Grammar(
