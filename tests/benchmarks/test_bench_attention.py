@@ -45,9 +45,11 @@ def plain(inputs: dict[str, Tensor]) -> Tensor:
     return torch.stack(heads, dim=1)
 
 
-def judged(inputs: dict[str, Tensor]) -> Callable[[], object]:
-    """The judgement of an output with the right bits."""
+def judged(inputs: dict[str, Tensor], *, wrong: bool = False) -> Callable[[], object]:
+    """The judgement of an output with the right bits, or with one wrong element."""
     outputs = oracle.predict("mha_fwd", inputs, numerics=NAME)
+    if wrong:
+        outputs["out"][-1, -1, -1, 5] += 1.0
     return lambda: oracle.judge("mha_fwd", inputs, outputs, arch="sm90", explain="off")
 
 
@@ -79,8 +81,10 @@ def main(device: str = "cpu", rounds: str = "2") -> None:
     for shape in ON_A_GPU if device == "cuda" else (PREFILL, DECODE):
         inputs = call(shape, device)
         right = _seconds(lambda x=inputs: plain(x), device, int(rounds))  # type: ignore[misc]
-        mine = _seconds(judged(inputs), device, int(rounds))
-        print(f"{shape}: judge {mine:.3f} s, float64 attention {right:.3f} s, {mine / right:.1f} times")
+        for wrong in (False, True):
+            mine = _seconds(judged(inputs, wrong=wrong), device, int(rounds))
+            kind = "one wrong element" if wrong else "right"
+            print(f"{shape}, {kind}: judge {mine:.3f} s, float64 attention {right:.3f} s, {mine / right:.1f} times")
 
 
 if __name__ == "__main__":
