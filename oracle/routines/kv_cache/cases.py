@@ -421,7 +421,8 @@ def _v4_read(case: Case) -> dict[str, Tensor]:
 
 
 def _v4_call(case: Case) -> dict[str, object]:
-    return {"block_size": case["p"]} | ({"offset": 2} if case.option("offset") == "1" else {})
+    options: dict[str, object] = {"block_size": case["p"]}
+    return options | ({"offset": 2} if case.option("offset") == "1" else {})
 
 
 def _token_heads(case: Case) -> dict[str, Tensor]:

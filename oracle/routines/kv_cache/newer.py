@@ -49,7 +49,7 @@ PAGE = OptionSpec("block_size", 64, None, "tokens of a page")
 
 
 def check_pages(memory: Tensor, page: int) -> None:
-    """Refuse pages ``[B, C]`` that do not hold ``page`` tokens and their scales. Raises ShapeError."""
+    """Refuse pages ``memory`` ``[B, C]``, uint8, that do not hold ``page`` tokens with scales. Raises ShapeError."""
     if memory.shape[1] < (least := page * (TOKEN + SCALES)):
         raise ShapeError(f"a page of k_cache has {memory.shape[1]} bytes; {page} tokens take {least}")
 
@@ -219,7 +219,10 @@ def rotated(x: Tensor, angles: Tensor, is_neox: bool) -> Tensor:
     c, s = (t if is_neox else t for t in decode(angles).chunk(2, dim=-1))
     values = decode(x)
     one, two = values.chunk(2, dim=-1) if is_neox else (values[..., 0::2], values[..., 1::2])
-    times = lambda a, b: nearest(a * b, fmt)  # noqa: E731
+
+    def times(a: Tensor, b: Tensor) -> Tensor:
+        return nearest(a * b, fmt)
+
     first, second = nearest(times(one, c) - times(two, s), fmt), nearest(times(two, c) + times(one, s), fmt)
     parts = torch.cat([first, second], dim=-1) if is_neox else torch.stack([first, second], dim=-1).flatten(-2)
     return rounded_to(parts, x.dtype)

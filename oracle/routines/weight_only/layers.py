@@ -85,11 +85,11 @@ class SixteenBitLayer(Contract):
         raise NotImplementedError
 
     def plan(self, inputs: Inputs, options: Options, which: str, expert: int, a: Tensor) -> Plan:
-        """One product of an expert with the rows ``a`` ``[R, K]`` of T, without routing weights."""
+        """One product of an expert with the rows ``a`` ``[R, K]``, bf16 or f16, without routing weights."""
         raise NotImplementedError
 
     def weighted(self, plan: Plan, weight: Tensor) -> Plan:
-        """The second product with its routing weights, float64 ``[R, 1]``."""
+        """The second product with its routing weights ``weight`` ``[R, 1]``, float64."""
         raise NotImplementedError
 
     def refuse(self, inputs: Inputs, options: Options) -> None:

@@ -495,11 +495,13 @@ def layer(i: Inputs, o: Options) -> Codes:
     def times(a: list[Value], which: str, e: int) -> list[Value]:
         q, s = per_expert(i[which])[e], per_expert(i[f"{which}_scale"])[e]
         codes = [[weight_only.code(c, kind) for c in row] for row in q.code_rows()]
-        column = marlin and s.shape[0] == 1 and s.dtype == t
-        one = Array(t, (1, s.shape[1]), [encode(Fraction(1), t)] * s.shape[1]) if column else s
+        behind, eight = marlin and s.shape[0] == 1 and s.dtype == t, "8" in kind.replace("b8", "")
+        one = Array(t, (1, s.shape[1]), [encode(Fraction(1), t)] * s.shape[1]) if behind else s
         w = weight_only.scaled(codes, one, None, t, None)
-        assert not column
         steps: list[tuple[str, str, list[Fraction]]] = [("store", store, [])]
+        if behind:
+            scale = ("times", F32 if eight else t, [Fraction(v) for v in s.values()])  # type: ignore[arg-type]
+            steps = [scale, *steps] if eight else [*steps, scale]
         bias = f"bias{which[1]}"
         if bias in i:
             by = [Fraction(v) for v in per_expert(i[bias])[e].values()]  # type: ignore[arg-type]
