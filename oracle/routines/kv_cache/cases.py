@@ -412,7 +412,7 @@ def _v4_read(case: Case) -> dict[str, Tensor]:
     memory[:, p * 576 :] = memory[:, p * 576 :] % 50 + 100
     lengths = tables["cu_seq_lens"].diff()
     inputs = {
-        "out": stale(case, torch.bfloat16, case["b"], int(lengths.max()) + 3, 512),
+        "gathered": stale(case, torch.bfloat16, case["b"], int(lengths.max()) + 3, 512),
         "k_cache": memory,
         "seq_lens": lengths,
         "block_table": tables["block_table"],
@@ -610,6 +610,7 @@ _SMALL = {
     "bhdp": "b=3,h=2,d=8,p=2",
     "nvfp4_quantize_append_paged_kv_cache": "b=2,h=1,d=16,p=2",
     "trtllm_prefill_attn_kvfp8_dequant": "b=2,h=1,d=8,p=2",
+    "dequantize_and_gather_k_cache": "b=1,p=1",
     "triton_reshape_and_cache_flash_per_token_head_quant": "t=3,h=1,d=128,p=2",
     "brep": "b=3,r=16,e=8,p=2",
     "tp": "t=3,p=2",
