@@ -66,8 +66,8 @@ class Scaled(Contract):
             usual, low, high = self.ends(call.inputs, call.resolved)
             fmt = of_dtype(self.store(call.inputs, call.resolved))
             open_ = ~torch.isfinite(usual) | may_overflow(torch.maximum(low.abs(), high.abs()))
-            ends = (nearest(torch.nan_to_num(x, 0.0, 0.0, 0.0), fmt) for x in (low, high, usual))
-            return {"out": Admissible(*ends, open=open_)}, "exact sums of int8, then float32"
+            low, high, due = (nearest(torch.nan_to_num(x, 0.0, 0.0, 0.0), fmt) for x in (low, high, usual))
+            return {"out": Admissible(low, high, due, open=open_)}, "exact sums of int8, then float32"
 
         return [Elements(make, mistrust=lambda outputs: mostly_zero(decode(outputs["out"])))]
 
@@ -108,7 +108,8 @@ class BlockInt8Matmul(Scaled):
             raise OptionError(f"block_k={columns}; pass a multiple of {TILE}")
 
     def ends(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-        """The exact sum, less and plus ``n u`` of the magnitudes of its pieces, ``n`` their number and 3."""
+        """The exact sum, less and plus ``n u`` of the magnitudes of its pieces, ``n`` their number and 3. Raises
+        OptionError."""
         block, rows = positive(options, "block_k"), positive(options, "block_n")
         a, b = inputs["A"].to(torch.float64), inputs["B"].to(torch.float64)
         a_scale = decode(inputs["As"])
@@ -125,8 +126,9 @@ class BlockInt8Matmul(Scaled):
 
 
 def of_packed(kernel: Tensor) -> Tensor:
-    """Codes, float64 ``[N, K]``, of QServe's bytes ``[N, K / 2]``, int8. Byte ``[r, p, h, b, q]`` of a tile of 32 rows
-    and 32 columns has the codes of rows ``8 b + r`` (low nibble) and ``16 + 8 b + r`` of column ``16 h + 4 p + q``."""
+    """Codes, float64 ``[N, K]``, of QServe's bytes ``kernel`` ``[N, K / 2]``, int8. Byte ``[r, p, h, b, q]`` of a tile
+    of 32 rows and 32 columns has the codes of rows ``8 b + r`` (low nibble) and ``16 + 8 b + r`` of column ``16 h +
+    4 p + q``."""
     n, k = kernel.shape[0], 2 * kernel.shape[1]
     raw = kernel.view(torch.uint8).reshape(n // TILE, k // TILE, 8, 4, 2, 2, 4)
     nibbles = torch.stack([raw & 15, raw >> 4])  # [half, N', K', r, p, h, b, q]
@@ -147,7 +149,8 @@ class Qserve(Scaled):
             raise ShapeError(f"kernel is [{n}, {half}], in_feats has K={k}: half of it, both multiples of {TILE}")
 
     def orders(self, total: Tensor, inputs: Inputs) -> list[Tensor]:
-        """The float32 results of the operations in the orders of a compiler, the usual one first."""
+        """The float32 results ``[M, N]`` of the operations on ``total`` ``[M, N]`` in the orders of a compiler, the
+        usual one first."""
         raise NotImplementedError
 
     def weight(self, inputs: Inputs) -> Tensor:
@@ -182,7 +185,7 @@ class QservePerChannel(Qserve):
     )  # fmt: skip  # inputs that have a name
 
     def orders(self, total: Tensor, inputs: Inputs) -> list[Tensor]:
-        """As of :meth:`Qserve.orders`: three; a product of float16 values is exact in float32."""
+        """Results ``[M, N]``, float32, of ``total`` ``[M, N]``: two; products of float16 are exact in float32."""
         column, row, zero, mean = (decode(inputs[n]) for n in ("wscales", "ascales", "w_szs", "a_ssums"))
         part, taken = f32(total * column[None, :]), zero[None, :] * mean[:, None]
         return [f32(f32(part * row[:, None]) - taken), f32(part * row[:, None] - taken)]
@@ -216,5 +219,5 @@ class QservePerGroup(Qserve):
         return of_packed(inputs["kernel"]) * scale + zero
 
     def orders(self, total: Tensor, inputs: Inputs) -> list[Tensor]:
-        """One: a product of two float16 scales is exact in float32."""
+        """One ``[M, N]``, float32, of ``total`` ``[M, N]``: a product of two float16 scales is exact in float32."""
         return [f32(total * (decode(inputs["wscales"])[None, :] * decode(inputs["ascales"])[:, None]))]

@@ -461,7 +461,7 @@ def _v4_read(case: Case) -> dict[str, Tensor]:
     memory[:, p * 576 :] = memory[:, p * 576 :] % 50 + 100
     lengths = tables["cu_seq_lens"].diff()
     inputs = {
-        "out": stale(case, torch.bfloat16, case["b"], int(lengths.max()) + 3, 512),
+        "gathered": stale(case, torch.bfloat16, case["b"], int(lengths.max()) + 3, 512),
         "k_cache": memory,
         "seq_lens": lengths,
         "block_table": tables["block_table"],
@@ -470,7 +470,8 @@ def _v4_read(case: Case) -> dict[str, Tensor]:
 
 
 def _v4_call(case: Case) -> dict[str, object]:
-    return {"block_size": case["p"]} | ({"offset": 2} if case.option("offset") == "1" else {})
+    options: dict[str, object] = {"block_size": case["p"]}
+    return options | ({"offset": 2} if case.option("offset") == "1" else {})
 
 
 def _token_heads(case: Case) -> dict[str, Tensor]:
@@ -666,6 +667,7 @@ _SMALL = {
     "bhdp": "b=3,h=2,d=8,p=2",
     "nvfp4_quantize_append_paged_kv_cache": "b=2,h=1,d=16,p=2",
     "trtllm_prefill_attn_kvfp8_dequant": "b=2,h=1,d=8,p=2",
+    "dequantize_and_gather_k_cache": "b=1,p=1",
     "triton_reshape_and_cache_flash_per_token_head_quant": "t=3,h=1,d=128,p=2",
     "nvfp4_kv_dequantize_paged": "b=2,h=1,d=16,p=2",
     "rope_quantize_fp8_append_paged_kv_cache": "b=2,h=1,d=8,p=2",

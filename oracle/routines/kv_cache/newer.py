@@ -49,7 +49,7 @@ PAGE = OptionSpec("block_size", 64, None, "tokens of a page")
 
 
 def check_pages(memory: Tensor, page: int) -> None:
-    """Refuse pages ``[B, C]`` that do not hold ``page`` tokens and their scales. Raises ShapeError."""
+    """Refuse pages ``memory`` ``[B, C]``, uint8, that do not hold ``page`` tokens with scales. Raises ShapeError."""
     if memory.shape[1] < (least := page * (TOKEN + SCALES)):
         raise ShapeError(f"a page of k_cache has {memory.shape[1]} bytes; {page} tokens take {least}")
 
@@ -117,21 +117,21 @@ class DequantizeAndGatherKCache(ReadsCodes):
     gpu = False
     dispatched = False
     inputs = (
-        TensorSpec("out", Kind.STATE, HALF[:1], ("B", "N", str(NOPE + ROPE)), "rows of requests before the call"),
+        TensorSpec("gathered", Kind.STATE, HALF[:1], ("B", "N", str(NOPE + ROPE)), "rows of requests before the call"),
         TensorSpec("k_cache", Kind.CODES, (torch.uint8,), ("S", "C"), "pages"),
         TensorSpec("seq_lens", Kind.COUNTS, INT32, ("B",), "tokens of each request"),
         TensorSpec("gather_lens", Kind.COUNTS, INT32, ("B",), "tokens of each that are read", optional=True),
         TABLE,
     )
-    options = (PAGE, OptionSpec("offset", 0, None, "rows of out before the first token"))
-    returns = memory = ("out",)
+    options = (PAGE, OptionSpec("offset", 0, None, "rows of it before the first token"))
+    returns = memory = ("gathered",)
 
     def paged(self, name: str) -> bool:
         return False
 
     def _read(self, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor]:
-        """Slots and rows of ``out`` of every token that is read, int64 ``[n]``."""
-        page, table, room = positive(options, "block_size"), inputs["block_table"].long(), inputs["out"].shape[1]
+        """Slots and rows of ``gathered`` of every token that is read, int64 ``[n]``."""
+        page, table, room = positive(options, "block_size"), inputs["block_table"].long(), inputs["gathered"].shape[1]
         lengths = inputs["seq_lens"].tolist()
         counts = inputs["gather_lens"].tolist() if "gather_lens" in inputs else lengths
         slots, places = [], []
@@ -163,9 +163,10 @@ class DequantizeAndGatherKCache(ReadsCodes):
         codes = from_codes(raw[rows(first, columns(NOPE))], E4M3FN)
         target = places * (NOPE + ROPE)
         rope = raw[rows(first, NOPE + columns(2 * ROPE))].view(torch.int16)
+        powers = torch.exp2(exponents).repeat_interleave(TILE, dim=1)
         return [
-            Products("out", codes, torch.exp2(exponents).repeat_interleave(TILE, dim=1), rows(target, columns(NOPE))),
-            Copied("out", rope, rows(target, NOPE + columns(ROPE))),
+            Products("gathered", codes, powers, rows(target, columns(NOPE))),
+            Copied("gathered", rope, rows(target, NOPE + columns(ROPE))),
         ]
 
 
@@ -219,7 +220,10 @@ def rotated(x: Tensor, angles: Tensor, is_neox: bool) -> Tensor:
     c, s = (t if is_neox else t for t in decode(angles).chunk(2, dim=-1))
     values = decode(x)
     one, two = values.chunk(2, dim=-1) if is_neox else (values[..., 0::2], values[..., 1::2])
-    times = lambda a, b: nearest(a * b, fmt)  # noqa: E731
+
+    def times(a: Tensor, b: Tensor) -> Tensor:
+        return nearest(a * b, fmt)
+
     first, second = nearest(times(one, c) - times(two, s), fmt), nearest(times(two, c) + times(one, s), fmt)
     parts = torch.cat([first, second], dim=-1) if is_neox else torch.stack([first, second], dim=-1).flatten(-2)
     return rounded_to(parts, x.dtype)

@@ -43,7 +43,8 @@ def starts_of(counts: Tensor, alignment: int = 1) -> Tensor:
 
 
 def problem_sizes(counts: Tensor, options: Options, swapped: bool, gated: bool = True) -> dict[str, Tensor]:
-    """Rows, columns and depth of both products of each expert, int32 ``[E, 3]``; ``counts`` ``[E]``."""
+    """Rows, columns and depth of both products of each expert, int32 ``[E, 3]``; ``counts`` ``[E]``. Raises
+    OptionError."""
     n, k = positive(options, "n"), positive(options, "k")
     order = [1, 0, 2] if swapped else [0, 1, 2]
     pairs = {"problem_sizes1": ((2 if gated else 1) * n, k), "problem_sizes2": (k, n)}
@@ -113,7 +114,7 @@ class SortedRows(ExpertIntegers):
         return ordered | {name: x.cpu() for name, x in outputs.items() if name not in ordered}
 
     def unplaced(self, call: Call, at: Tensor) -> Tensor:
-        """What is judged of the places ``[T k]`` of pairs without an expert: nothing."""
+        """What counts of the places ``at`` ``[T k]``, int64, of pairs without an expert: nothing, ``[T k]`` of -1."""
         return torch.full_like(at, -1)
 
 
@@ -164,7 +165,7 @@ class CutlassMoeData(SortedRows):
         return made
 
     def unplaced(self, call: Call, at: Tensor) -> Tensor:
-        """As they are: the end of all rows is due."""
+        """``at`` ``[T k]``, int64, as it is (``[T k]``): the end of all rows is due."""
         return at
 
 

@@ -169,7 +169,7 @@ class PadNvfp4Activation(Padded):
 
 
 def in_tiles(scale: Tensor) -> Tensor:
-    """Scales ``[E, M, C]``, E4M3, each expert in tiles of 128x4 with zeros in their padding: ``[E, align(M, 128),
+    """``scale`` ``[E, M, C]``, E4M3, each expert in tiles of 128x4 with zeros in their padding: ``[E, align(M, 128),
     align(C, 4)]``."""
     rows, columns = (align(extent, step) for extent, step in zip(scale.shape[1:], (128, 4), strict=True))
     return tiles.to_blocked(scale).view(scale.dtype).reshape(len(scale), rows, columns)

@@ -28,7 +28,9 @@ def _experts(case: Case) -> dict[str, Tensor]:
 
 
 def _aligned(case: Case) -> dict[str, object]:
-    least = {"min_alignment": int(case.option("least") or ("128" if "intermediate" in case.contract else "256"))}
+    least: dict[str, object] = {
+        "min_alignment": int(case.option("least") or ("128" if "intermediate" in case.contract else "256"))
+    }
     if "hidden" in case.contract:
         return least
     return {"min_alignment": int(case.option("least") or 64), "is_act_and_mul": case.option("gate") != "0"}

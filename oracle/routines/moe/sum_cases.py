@@ -27,7 +27,7 @@ def _ids(case: Case, below: int) -> Tensor:
 
 
 def _slots(case: Case) -> dict[str, Tensor]:
-    return {"x": _rows(case, case["t"] * case["k"]).unflatten(0, (case["t"], case["k"]))}
+    return {"x": _rows(case, case["t"] * case["k"]).reshape(case["t"], case["k"], -1)}
 
 
 def _weighted(case: Case) -> dict[str, Tensor]:

@@ -60,11 +60,11 @@ class ByMaximum(TorchForm):
     returns: ClassVar[tuple[str, ...]] = ("q", "scale")
 
     def grouped(self, inputs: Inputs, options: Options) -> Tensor:
-        """The values of each group in its last axis, float64."""
+        """The values of each group in the last axis: ``[..., n]``, float64. Raises OptionError."""
         raise NotImplementedError
 
     def ungrouped(self, x: Tensor, inputs: Inputs, options: Options) -> Tensor:
-        """Groups back in the places of the values."""
+        """Bytes ``x`` ``[..., n]`` of groups back in place: the shape of the values, uint8. Raises OptionError."""
         raise NotImplementedError
 
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
@@ -108,15 +108,15 @@ class ScaledQuantize(ByMaximum):
                 raise ShapeError(f"x has {extent} for {name}={step}; pad it to a multiple")
 
     def grouped(self, inputs: Inputs, options: Options) -> Tensor:
-        """``[M / rows, K / columns, rows * columns]``, float64; NaN stays NaN."""
+        """``[M / rows, K / columns, rows * columns]``, float64; NaN stays NaN. Raises OptionError."""
         rows, columns = positive(options, "group_rows"), positive(options, "group_columns")
         x = decode(inputs["x"])
         return x.reshape(x.shape[0] // rows, rows, -1, columns).transpose(1, 2).flatten(2)
 
     def ungrouped(self, x: Tensor, inputs: Inputs, options: Options) -> Tensor:
-        """``[M, K]``, of the dtype of ``x``."""
+        """``[M, K]`` of bytes ``x`` ``[M / rows, K / columns, n]``, uint8. Raises OptionError."""
         rows, columns = positive(options, "group_rows"), positive(options, "group_columns")
-        return x.unflatten(2, (rows, columns)).transpose(1, 2).reshape(inputs["x"].shape)
+        return x.reshape(*x.shape[:2], rows, columns).transpose(1, 2).reshape(inputs["x"].shape)
 
 
 @register
@@ -135,7 +135,7 @@ class BatchedTensorQuant(ByMaximum):
         return decode(inputs["x"]).flatten()
 
     def ungrouped(self, x: Tensor, inputs: Inputs, options: Options) -> Tensor:
-        """The shape of ``x``."""
+        """Bytes ``x`` ``[n]`` in the shape of the values, uint8."""
         return x.reshape(inputs["x"].shape)
 
 

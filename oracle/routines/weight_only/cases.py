@@ -165,7 +165,10 @@ def _sequential(case: Case) -> dict[str, Tensor]:
     """Words of eight columns, the first in the low nibble."""
     (dtype,), k, n, g = case.operand_dtypes, case["k"], _whole(case["n"], 8), _groups(case)
     low, high = (6, 11) if case.family == "exact" else (0, 16)
-    along = lambda name, rows: words(_integers(case, name, low, high, (n, rows)), 4).t().contiguous()  # noqa: E731
+
+    def along(name: str, rows: int) -> Tensor:
+        return words(_integers(case, name, low, high, (n, rows)), 4).t().contiguous()
+
     inputs = {"a": _activations(case, dtype), "b_q": along("q", k), "scales": _scales(case, "s", (g, n), dtype)}
     return inputs | ({"qzeros": along("z", g)} if case.option("zeros") == "1" else {})
 

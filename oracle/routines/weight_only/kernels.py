@@ -447,7 +447,9 @@ class TritonW4a16(WeightOnly):
         groups(inputs["b_q"].shape[0], inputs["scales"].shape[0])
 
     def weights(self, inputs: Inputs, options: Options) -> Weights:
-        of_words = lambda x: fields(x.t().contiguous(), 4).t().to(torch.float64)  # noqa: E731
+        def of_words(x: Tensor) -> Tensor:
+            return fields(x.t().contiguous(), 4).t().to(torch.float64)
+
         codes, scale = of_words(inputs["b_q"]), decode(inputs["scales"])
         zero = of_words(inputs["qzeros"]) if "qzeros" in inputs else torch.full_like(scale, float(options["zp_bias"]))
         return Weights(codes, scale, zero, groups(codes.shape[0], scale.shape[0]))

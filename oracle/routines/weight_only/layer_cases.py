@@ -33,7 +33,9 @@ def _layer(case: Case) -> dict[str, Tensor]:
         inputs[name] = q.to(torch.uint8)
         if kind == "float4_e2m1f":
             exponents = _integers(case, f"{name}_scale", 120, 125, (e, rows // 32, columns))
-            inputs[f"{name}_scale"] = exponents.to(torch.uint8).view(E8M0)
+            inputs[f"{name}_scale"] = exponents.to(torch.uint8)
+            if case.option("bytes") != "1":
+                inputs[f"{name}_scale"] = inputs[f"{name}_scale"].view(E8M0)
         else:
             groups = 1 if case.option("column") == "1" else rows // 32
             spread = {4: 8.0, 8: 256.0}[bits] if fmt is None else 128.0
@@ -64,11 +66,11 @@ GRAMMARS: Mapping[str, Grammar] = {
         domain="h % 32 == 0, i % 32 == 0, k <= e",
     ),
     "triton_kernel_fused_experts": Grammar(
-        _MEHIK, ("bf16",), ("-",), FAMILIES, _layer, lambda case: {}, _COMMON, shapes=_SHAPES, fixed=True,
-        domain="h % 32 == 0, i % 32 == 0, k <= e",
+        _MEHIK, ("bf16",), ("-",), FAMILIES, _layer, lambda case: {}, {"bytes": ("1",), **_COMMON}, shapes=_SHAPES,
+        fixed=True, domain="h % 32 == 0, i % 32 == 0, k <= e",
     ),
 }  # fmt: skip  # a table, one row a line
 GOLDENS = (
     "fused_marlin_moe/bf16/-/m=2,e=2,h=32,i=32,k=1/family=randn/seed=7",
-    "triton_kernel_fused_experts/bf16/-/m=2,e=2,h=32,i=32,k=1/bias=1/family=randn/seed=7",
+    "triton_kernel_fused_experts/bf16/-/m=2,e=2,h=32,i=32,k=1/bytes=1,bias=1/family=randn/seed=7",
 )

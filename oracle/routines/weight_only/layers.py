@@ -85,11 +85,11 @@ class SixteenBitLayer(Contract):
         raise NotImplementedError
 
     def plan(self, inputs: Inputs, options: Options, which: str, expert: int, a: Tensor) -> Plan:
-        """One product of an expert with the rows ``a`` ``[R, K]`` of T, without routing weights."""
+        """One product of an expert with the rows ``a`` ``[R, K]``, bf16 or f16, without routing weights."""
         raise NotImplementedError
 
     def weighted(self, plan: Plan, weight: Tensor) -> Plan:
-        """The second product with its routing weights, float64 ``[R, 1]``."""
+        """The second product with its routing weights ``weight`` ``[R, 1]``, float64."""
         raise NotImplementedError
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -243,7 +243,7 @@ class TritonFusedExperts(SixteenBitLayer):
     name = "triton_kernel_fused_experts"
     summary = "gpt-oss's layer of experts: MXFP4 weights, biases, clamped activation of neighbours"
     source = "vLLM 0.20.2 experts/gpt_oss_triton_kernels_moe.py triton_kernel_fused_experts; triton_kernels matmul_ogs"
-    inputs = (replace(HIDDEN, dtypes=HALVES[:1]), *_weights(E8M0), *_biases(*F32), ROUTED, IDS)
+    inputs = (replace(HIDDEN, dtypes=HALVES[:1]), *_weights(E8M0, torch.uint8), *_biases(*F32), ROUTED, IDS)
     chained = False
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
@@ -260,7 +260,7 @@ class TritonFusedExperts(SixteenBitLayer):
 
     def plan(self, inputs: Inputs, options: Options, which: str, expert: int, a: Tensor) -> Plan:
         """The float32 sum, with its bias; ``a`` ``[R, K]`` bf16."""
-        of = {"a": a, "b_q": inputs[which][expert], "b_scales": inputs[f"{which}_scale"][expert]}
+        of = {"a": a, "b_q": inputs[which][expert], "b_scales": inputs[f"{which}_scale"][expert].view(E8M0)}
         full = {"b_type": "float4_e2m1f", "use_atomic_add": False, "use_fp32_reduce": True}
         bias = f"bias{which[1]}"
         by = ("plus", torch.float32, decode(inputs[bias][expert])) if bias in inputs else ("store", torch.float32)

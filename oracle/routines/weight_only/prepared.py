@@ -65,7 +65,7 @@ class MarlinExperts(Prepared):
         }
 
     def ordered(self, scales: Tensor, k: int, group: int) -> Tensor:
-        """Scales ``[G, N]`` of one expert in Marlin's order."""
+        """``scales`` ``[G, N]`` of one expert, any dtype, in Marlin's order: ``[G, N]``, the same dtype."""
         return truth.marlin_permute_scales(scales.contiguous(), size_k=k, group_size=group, is_a_8bit=False)
 
 

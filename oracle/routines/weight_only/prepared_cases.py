@@ -109,8 +109,8 @@ GRAMMARS: Mapping[str, Grammar] = {
 }  # fmt: skip  # a table, one row a line
 GOLDENS = (
     "prepare_fp8_moe_layer_for_marlin/bf16/-/e=1,i=64,h=64/scales=row/family=randn/seed=7",
-    "prepare_mxfp8_moe_layer_for_marlin/bf16/-/e=1,i=64,h=64/family=randn/seed=7",
-    "prepare_moe_mxfp4_layer_for_marlin/bf16/-/e=1,i=64,h=64/family=randn/seed=7",
+    "prepare_mxfp8_moe_layer_for_marlin/bf16/-/e=1,i=64,h=64/bytes=1/family=randn/seed=7",
+    "prepare_moe_mxfp4_layer_for_marlin/bf16/-/e=1,i=64,h=64/bytes=1/family=randn/seed=7",
     "prepare_nvfp4_moe_layer_for_marlin/bf16/-/e=1,i=64,h=64/family=randn/seed=7",
     "allspark_repack_weight/bf16/-/k=16,n=48/zeros=1/family=randn/seed=7",
     "pack_quantized_values_into_int32/i32/-/k=16,n=16/family=randn/seed=7",

@@ -56,19 +56,19 @@ def v4_written(i: Inputs, o: Options) -> Outputs:
 
 def v4_read(i: Inputs, o: Options) -> Outputs:
     """``dequantize_and_gather_k_cache``."""
-    out, raw, page, offset = list(i["out"].codes), i["k_cache"].codes, size(o, "block_size", 64), size(o, "offset")
+    out, raw, page, offset = list(i["gathered"].codes), i["k_cache"].codes, size(o, "block_size", 64), size(o, "offset")
     for b, length in enumerate(i["seq_lens"].codes):
         count = i["gather_lens"].codes[b] if "gather_lens" in i else length
         for row in range(count):
             token = length - count + row
             slot = i["block_table"].code_rows()[b][token // page] * page + token % page
             at, scales = v4_places(slot, page, i["k_cache"].shape[1])
-            to = (b * i["out"].shape[1] + offset + row) * 512
+            to = (b * i["gathered"].shape[1] + offset + row) * 512
             for c in range(448):
                 power = Fraction(2) ** (raw[scales + c // 64] - 127)
                 out[to + c] = caches.product(raw[at + c], power, "bfloat16")
             out[to + 448 : to + 512] = [raw[at + 448 + 2 * c] | raw[at + 449 + 2 * c] << 8 for c in range(64)]
-    return {"out": out}
+    return {"gathered": out}
 
 
 def token_heads(i: Inputs, o: Options) -> Outputs:
@@ -495,11 +495,15 @@ def layer(i: Inputs, o: Options) -> Codes:
     def times(a: list[Value], which: str, e: int) -> list[Value]:
         q, s = per_expert(i[which])[e], per_expert(i[f"{which}_scale"])[e]
         codes = [[weight_only.code(c, kind) for c in row] for row in q.code_rows()]
-        column = marlin and s.shape[0] == 1 and s.dtype == t
-        one = Array(t, (1, s.shape[1]), [encode(Fraction(1), t)] * s.shape[1]) if column else s
+        if s.dtype == "uint8":
+            s = Array("float8_e8m0fnu", s.shape, s.codes)
+        behind, eight = marlin and s.shape[0] == 1 and s.dtype == t, "8" in kind.replace("b8", "")
+        one = Array(t, (1, s.shape[1]), [encode(Fraction(1), t)] * s.shape[1]) if behind else s
         w = weight_only.scaled(codes, one, None, t, None)
-        assert not column
         steps: list[tuple[str, str, list[Fraction]]] = [("store", store, [])]
+        if behind:
+            scale = ("times", F32 if eight else t, [Fraction(v) for v in s.values()])  # type: ignore[arg-type]
+            steps = [scale, *steps] if eight else [*steps, scale]
         bias = f"bias{which[1]}"
         if bias in i:
             by = [Fraction(v) for v in per_expert(i[bias])[e].values()]  # type: ignore[arg-type]
