@@ -97,8 +97,8 @@ def _ended(state: Tensor, bad: Tensor, *, paged: bool) -> Iterator[str]:
         return
     for axis in reversed(range(int(paged), bad.dim())):
         n = bad.shape[axis]
-        first = int(torch.nonzero(bad.transpose(0, axis).flatten(1).any(dim=1))[0, 0])
-        other = torch.nonzero(~state.transpose(0, axis).flatten(1).all(dim=1))[:, 0]
+        first = int(torch.nonzero(bad.movedim(axis, 0).reshape(n, -1).any(dim=1))[0, 0])
+        other = torch.nonzero(~state.movedim(axis, 0).reshape(n, -1).all(dim=1))[:, 0]
         since = int(other[-1]) + 1 if len(other) else 0  # all of it is, from here on
         if not 0 < since <= first or by_chance(int(bad.sum()), n - since, n):
             continue

@@ -21,7 +21,7 @@ SOME = "deep_gemm_moe"
 
 
 def test_the_rows_are_those_of_the_contracts() -> None:
-    assert set(PIPELINES) == set(CONTRACTS) == set(CPU)
+    assert set(PIPELINES) == {name for name, one in CONTRACTS.items() if one.row.dispatched} == set(CPU)
     for name, row in PIPELINES.items():
         mine = CONTRACTS[name].row
         assert (row.up_first, row.routed, row.multiplied) == (mine.up_first, mine.routed, mine.multiplied), name

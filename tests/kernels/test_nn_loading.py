@@ -160,10 +160,10 @@ def test_operations_of_the_second_call(library: Any, arch: str) -> None:
     scales packs them in each call (the negative test)."""
     weight, scale = cp.linear(N, K, 1, "block")
     with machine(arch, library):
-        layer = called(nn.Fp8Linear(weight, scale))
-        state = layer.state_dict()
         library.fp8_gemm_nt = lambda *operands, **options: None
         symbol.cache_clear()
+        layer = called(nn.Fp8Linear(weight, scale))
+        state = layer.state_dict()
         quantise = tma_quantised if arch == "sm90" else kernels.per_token_group_quant_fp8_packed
         few = operations(lambda: quantise(X, 128)) + 1
         assert operations(lambda: layer(X)) == few

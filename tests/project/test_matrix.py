@@ -158,7 +158,7 @@ class TestCells:
         (command,) = matrix.COMMANDS[mode]
         marked = [path for path in (root / "tests").rglob("test_*.py") if f"pytest.mark.{mode}\n" in path.read_text()]
         assert marked and mode in command and f"not {mode}" in matrix.COMMANDS["cpu"][-1][-1]
-        assert all(any(path.is_relative_to(root / folder) for folder in command[-3:]) for path in marked)
+        assert all(any(path.is_relative_to(root / folder) for folder in command[-4:]) for path in marked)
 
     @pytest.mark.parametrize("status", [0, 3])
     @pytest.mark.parametrize("name", ["py312-torch29", "py311-torch29-emulated"])

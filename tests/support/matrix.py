@@ -178,7 +178,10 @@ COMMANDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         (*_PYTEST, "--dist", "worksteal", "-m", " and ".join(f"not {mode}" for mode in MODES[1:])),
     ),
     "interpreter": (
-        (*_PYTEST, "-m", "interpreter", "tests/kernels", "tests/bounds", "tests/verdict/test_gate_tools.py"),
+        (
+            *(*_PYTEST, "-m", "interpreter", "tests/kernels", "tests/bounds"),
+            *("tests/routines/attention/test_evidence.py", "tests/verdict/test_gate_tools.py"),
+        ),
     ),
     "replay_sm90": ((*_PYTEST, "-m", "replay_sm90", "tests/tensorcore", "tests/cli", "tests/diagnosis"),),
     "emulated": ((*_PYTEST, "-m", "emulated", "tests/tensorcore", "tests/bounds"),),

@@ -43,8 +43,11 @@ def _inputs(case: Case) -> dict[str, Tensor]:
     if not case.contract.startswith("rmsnorm"):
         inputs["residual"] = normal("residual", m, k)
     if case.granularity[0] == "1x16":
-        value = 1.0 if case.option("global") == "one" else SCALE
+        value = {None: SCALE, "one": 1.0, "inf": torch.inf}[case.option("global")]
         inputs["global_scale"] = torch.tensor([value], dtype=torch.float32, device="cpu")
+    if case.option("global") == "inf":  # 2688/0 of a tensor of zeros
+        values = {"x", "residual", "experts", "shared"} & {*inputs}
+        inputs |= {name: torch.zeros_like(inputs[name]) for name in values}
     return inputs
 
 
@@ -75,7 +78,7 @@ def _listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
         yield f"{contract}/{grammar.dtypes[1]}/{scheme}/{SHAPES[-1]}/family={family}/seed=1"
 
 
-_EPSILON, _BIAS, _ONE = {"epsilon": ("1e-5",)}, {"bias": ("1",)}, {"global": ("one",)}
+_EPSILON, _BIAS, _ONE = {"epsilon": ("1e-5",)}, {"bias": ("1",)}, {"global": ("one", "inf")}
 _SUMS = {"layout": ("8x4", "linear"), **_EPSILON, **_BIAS, **_ONE}
 GRAMMARS: Mapping[str, Grammar] = {
     name: Grammar(

@@ -16,6 +16,7 @@ from oracle.numbers.formats import BF16, decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import VLLM_SILU_MASKED
 from oracle.routines import Call, cases, catalogue, get
+from oracle.routines.moe import block_layers
 from oracle.routines.moe.moe_ranges import MOST_TERMS, any_order, in_order
 from oracle.routines.moe.pipeline_cases import METHODS, _head, _shape
 from oracle.routines.moe.pipelines import CONTRACTS, PIPELINES, PipelineContract, Sharing
@@ -380,7 +381,7 @@ def test_a_bad_call_is_refused(what: str) -> None:
 def test_a_row_costs_few_lines() -> None:
     """Every kind of scale and every way to combine is some row's; nothing is declared for no one."""
     assert {row.weights for row in PIPELINES} == set(Sharing)
-    used = {way for row in PIPELINES for way in row.ways}
+    used = {way for row in (*PIPELINES, *block_layers.ROWS) for way in row.ways}
     assert set(Combine) == used
     with pytest.raises(OracleError, match="combine"):
         get("deep_gemm_moe").check(case_of("deep_gemm_moe").inputs(), {"combine": "ATOMIC"})
