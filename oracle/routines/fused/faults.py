@@ -384,9 +384,8 @@ def _normed(
         z = z - z.mean(dim=1, keepdim=True)
     fmt = of_dtype(value.dtype)
     values = nearest(z * (_root(call, z) if root is None else root(call, z)), fmt) * weight(w)
-    contract = call.contract
-    assert isinstance(contract, NormContract)
-    values = nearest(contract.finished(values, values, values, call.inputs)[2], fmt)
+    if isinstance(call.contract, NormContract):  # another is the norm alone
+        values = nearest(call.contract.finished(values, values, values, call.inputs)[2], fmt)
     return rounded_to(nearest(values + beside, fmt) if later else values, value.dtype)
 
 
