@@ -710,7 +710,7 @@ def _measured(
         if text is None:
             return None
         words.append(f"{name}: {text}")
-    return " and ".join(words)
+    return " and ".join(words) or None
 
 
 def _alike_inputs(call: Call, x: Tensor) -> list[tuple[str, Tensor]]:

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from oracle import judge
 from oracle.diagnosis.measured import measured
+from oracle.routines import cases, get
+from oracle.routines.base import by_name
+from oracle.verdict.compare import Status
 from oracle.verdict.sets import Bounds, bits_of
 
 RIGHT = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)).abs().add(0.5).bfloat16()
@@ -104,3 +108,14 @@ def test_a_side_is_that_of_what_is_admitted() -> None:
     named = next(measured(output, RIGHT, bad, bounds=bounds, near=True), None)
     assert named == "one unit in the last place nearer to zero (as what is rounded toward zero)"
     assert next(measured(output, RIGHT, bad, near=True), None) is None
+
+
+def test_values_of_one_dimension_and_failures_without_a_wrong_element() -> None:
+    """A list of numbers has one axis; where a layout alone is wrong there is no name."""
+    line = RIGHT[0]
+    assert name(lambda x: x[48:].zero_(), line) == "from index 48 on not written"
+    case = cases.parse("get_col_major_tma_aligned_tensor/f32/-/m=31,c=7,g=1/family=randn/seed=1")
+    short = by_name(get(case.contract).reference(case.inputs()))["out"]
+    short = short.as_strided(short.shape, short.stride()).clone(memory_format=torch.preserve_format)
+    verdict = judge(case.contract, case.inputs(), short, arch="cpu")
+    assert verdict.status is Status.FAILED and verdict.outside in (None, 0) and verdict.explained_by == ()
