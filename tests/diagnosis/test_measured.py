@@ -115,7 +115,7 @@ def test_values_of_one_dimension_and_failures_without_a_wrong_element() -> None:
     line = RIGHT[0]
     assert name(lambda x: x[48:].zero_(), line) == "from index 48 on not written"
     case = cases.parse("get_col_major_tma_aligned_tensor/f32/-/m=31,c=7,g=1/family=randn/seed=1")
-    short = by_name(get(case.contract).reference(case.inputs()))["out"]
-    short = short.as_strided(short.shape, short.stride()).clone(memory_format=torch.preserve_format)
+    right = by_name(get(case.contract).reference(case.inputs()))["out"]
+    short = torch.empty(6 * 32 + 31).as_strided(right.shape, right.stride()).copy_(right)
     verdict = judge(case.contract, case.inputs(), short, arch="cpu")
-    assert verdict.status is Status.FAILED and verdict.outside in (None, 0) and verdict.explained_by == ()
+    assert verdict.status is Status.FAILED and "memory" in verdict.summary and verdict.explained_by == ()
