@@ -209,9 +209,10 @@ def _unassigned(x: Tensor) -> Tensor:
 
 
 def _below_minus_one(x: Tensor) -> Tensor:
-    """Every second place from the last one on is negative, none of them -1."""
-    y, count = x.clone(), len(x) // 2
-    y[torch.arange(len(x) - 1, 0, -2, device=x.device)] = -2 - torch.arange(count, dtype=x.dtype, device=x.device)
+    """Every second place, or row of places, from the last one on is negative, none of them -1."""
+    y, at = x.clone(), torch.arange(len(x) - 1, 0, -2, device=x.device)
+    below = -2 - torch.arange(len(at), dtype=x.dtype, device=x.device)
+    y[at] = below.reshape(-1, *(1,) * (x.dim() - 1))
     return y
 
 

@@ -48,7 +48,6 @@ class Loss:
         )
 
 
-WIDTH = 16  # elements that the compiled pass takes at a time, of one scale
 COMPILED = 1 << 20  # elements above which a compiled pass gains more than its start takes
 SMALL = 2.0**-200  # scales from which squares of errors and of values stay far inside float64
 
@@ -73,14 +72,16 @@ class Tally:
         where the pass is not for these rows: few elements, another device, groups of no multiple of 16, something that
         is NaN or infinite, or no numba."""
         columns, across = x.shape[1], scale.shape[1]
-        if x.numel() <= COMPILED or x.device.type != "cpu" or columns % across or columns // across % WIDTH:
+        if x.numel() <= COMPILED or x.device.type != "cpu" or columns % across:
             return False
         if not bool(((scale >= SMALL) & (scale <= 1 / SMALL)).all()):
             return False
         if importlib.util.find_spec("numba") is None:
             return False
-        from oracle.verdict.loss_jit import figures  # numba takes a third of a second to import
+        from oracle.verdict.loss_jit import WIDTH, figures  # numba takes a third of a second to import
 
+        if columns // across % WIDTH:
+            return False
         rows, own, scales, values = (t.contiguous().numpy() for t in (x.to(torch.float32), codes, scale, value))
         top, least, unit = self.fmt.max_finite, self.fmt.min_normal, math.ldexp(1.0, self.fmt.fraction_bits)
         signal, noise, ulps, relative, *counts = figures(

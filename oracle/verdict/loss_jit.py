@@ -18,8 +18,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from oracle.tensorcore.cpu_jit import jit
-from oracle.verdict.loss import WIDTH
 
+WIDTH = 16  # elements that are taken at a time, of one scale
 POWER = np.int64(0x7FF0_0000_0000_0000)  # of a float64 the exponent, which alone is the power of two below it
 BELOW = 1.0 - 2.0**-50  # takes a product by a rounded inverse below the quotient, hence no power of two is too large
 
