@@ -25,7 +25,6 @@ NAN = "nan"  # the family of data with NaN: a contract that has it says what NaN
 OFFSETS = (0, 1, -1)  # of an extent, from an edge that its dims name
 
 EXEMPT: Mapping[str, str] = {
-    "cp_gather_cache: data dst=large": "rows are replaced: nothing is added to what they held",
     "trtllm_fp8_block_scale_moe: another value topk_group=not 1": "two groups do not divide three experts",
     "trtllm_fp8_per_tensor_scale_moe: another value topk_group=not 1": "two groups do not divide three experts",
     "fp8_gemm_nt_skip_head_mid: another value left=not 128": "N is a multiple of left and right: both change with N",

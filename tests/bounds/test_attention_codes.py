@@ -139,7 +139,7 @@ class TestAnyArithmetic:
             assert bool(((right >= bound.low) & (right <= bound.high)).all())
         assert bool(((wrong < bounds[0].low) | (wrong > bounds[0].high)).any())
 
-    @pytest.mark.parametrize("name", PIPELINES)
+    @pytest.mark.parametrize("name", [n for n in PIPELINES if not pipeline(n).integers])  # whose scores are exact
     def test_of_predicted_scores_it_is_narrower_and_holds_the_bits(self, name: str) -> None:
         p, one = problem(5, rows=9, keys=300, depth=64), pipeline(name)
         out = predict_attention(p, one).double()

@@ -262,7 +262,8 @@ class TestIdentify:
 
     TWINS = (
         {"vllm_group", "sglang_triton_column", "flaggems_group"},
-        {"vllm_group_ue8m0", "flaggems_group_ue8m0"},
+        {"vllm_group_ue8m0", "flaggems_group_ue8m0", "vllm_silu_packed"},
+        {"sglang_triton_ue8m0", "vllm_inverse_rope"},
         {"tile_kernels_1x128_ue8m0", "deepep_1x128_ue8m0"},
         {"torchao_training_1x128", "fbgemm_group"},  # but where a scale_ub is given
         {"trtllm_1x128", "flashinfer_1x128"},

@@ -108,7 +108,10 @@ class TestTruth:
 class TestExactCases:
     """Integer scores with ``c = 1``: every P is a power of two, so what rounds P exactly gives the rounded truth."""
 
-    @pytest.mark.parametrize("name", [*PIPELINES, "sm90.attention.forward.64.lift8.tile"])
+    # SageAttention lifts P by 2^8.807, which is no 448: its sums are of other values than its codes
+    @pytest.mark.parametrize(
+        "name", [*(n for n in PIPELINES if not pipeline(n).integers), "sm90.attention.forward.64.lift8.tile"]
+    )
     def test_the_truth_but_for_the_last_division(self, name: str) -> None:
         g = torch.Generator().manual_seed(5)
         q, k = (torch.randint(0, 2, (n, 64), generator=g).float() for n in (24, 90))
