@@ -147,8 +147,12 @@ def patterned(tried: Sequence[Case], chosen: Sequence[Case], calls: Calls) -> tu
         if pattern.everywhere:  # the largest show most
             order = sorted(fitting, key=volume, reverse=True)
         else:
-            fitting = [case for case in fitting if volume(case) <= ENOUGH] or fitting
-            order = [fitting[(len(drawn) + step) % len(fitting)] for step in range(min(len(fitting), LOOKED_AT))]
+            few, many = ([case for case in fitting if (volume(case) > ENOUGH) == large] for large in (False, True))
+            order = [
+                part[(len(drawn) + step) % len(part)]
+                for part in (few, many)
+                for step in range(min(len(part), LOOKED_AT))
+            ]
         places = [*shared[:1], *range(-len(order), 0)] if not alone else range(-len(order), 0)
         for at in places:
             had, case = drawn[at] if at >= 0 else (frozenset(), order[at])

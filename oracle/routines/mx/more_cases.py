@@ -311,7 +311,7 @@ def _mx_scaled(case: Case) -> dict[str, Tensor]:
     low, high = (240, 246) if case.option("scale") == "large" else (112, 142)
     scale = torch.from_numpy(case.stream("scale").integers(low, high, (case["m"], case["k"] // 32))).to(torch.uint8)
     if case.option("scale") == "nan":
-        scale.view(-1)[0] = 0xFF
+        scale.view(-1)[:1] = 0xFF  # a shape of less than a block has no scale
     return {"x": _eight(case), "mx_scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
 
 
