@@ -1,4 +1,4 @@
-"""Imports while the garbage collector rests.
+"""Imports: modules that need an optional package, and imports while the garbage collector rests.
 
 An import makes hundreds of thousands of objects that live as long as the process. Collections during it visit all of
 torch's objects and free none; they took a quarter of the time until the first verdict.
@@ -7,8 +7,24 @@ torch's objects and free none; they took a quarter of the time until the first v
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+
+OPTIONAL = ("numba", "triton")  # neither exists for every machine
+
+
+def compiled(module: str) -> ModuleType | None:
+    """A module of this package whose functions numba or triton compiles; None where that package is not installed.
+
+    Raises ModuleNotFoundError: another module is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in OPTIONAL:
+            raise
+        return None
 
 
 @contextmanager

@@ -76,6 +76,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oracle import loading
 from oracle.bounds.accumulator import of_schedule
 from oracle.bounds.engines import residue_bound
 from oracle.bounds.product import ETA, FLOAT32_MAX, U
@@ -364,10 +365,9 @@ def _summed(
 
 def _compiled() -> Callable[..., tuple[Tensor, ...]] | None:
     """:func:`_summed` of one row and one column, with ``ROOM`` for its order of the sums; None without numba."""
-    try:
-        from oracle.bounds.cpu_codes import column_sums
-    except ModuleNotFoundError:  # numba does not exist for every machine: the definition does as well
+    if (codes := loading.compiled("oracle.bounds.cpu_codes")) is None:
         return None
+    column_sums = codes.column_sums
 
     def summed(
         problem: Attention, y: Tensor, eps: Tensor, v: Tensor, walked: list[slice], pipeline: Pipeline

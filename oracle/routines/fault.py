@@ -60,6 +60,11 @@ def need(holds: Callable[[Call], object], otherwise: str | Callable[[Call], str]
     return why_not
 
 
+def given(name: str) -> WhyNot:
+    """An input that a call need not have."""
+    return need(lambda call: name in call.inputs, f"no {name} is given")
+
+
 def both(*needs: WhyNot) -> WhyNot:
     """All of these needs, in this order: the first reason counts."""
     return lambda call: next((reason for needed in needs if (reason := needed(call)) is not None), None)

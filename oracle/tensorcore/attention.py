@@ -26,7 +26,6 @@ Not covered: transposed values.
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oracle import loading
 from oracle.errors import NumericsError, among
 from oracle.extensions import added
 from oracle.numbers import mufu
@@ -566,10 +566,7 @@ def _whole_tiles(codes: Tensor, columns: Tensor, width: int) -> Tensor | None:
 
 def _compiled(name: str) -> Any:
     """A module of this package that needs numba or triton, or None without them."""
-    try:
-        return importlib.import_module(f"oracle.tensorcore.{name}")
-    except ModuleNotFoundError:  # neither exists for every machine: the definition gives the same bits
-        return None
+    return loading.compiled(f"oracle.tensorcore.{name}")
 
 
 def _row_sums(lanes: Tensor, x: Tensor, a: Tensor | None) -> Tensor:

@@ -16,13 +16,13 @@ Not covered: kernels that no schedule describes.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from oracle import loading
 from oracle.errors import NumericsError, ShapeError
 from oracle.numbers import fast_math
 from oracle.numbers.formats import in_blocks
@@ -216,12 +216,12 @@ def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
     if engine == "torch":
         return None
     kind = engine if engine != "auto" else ("cuda" if product.a.is_cuda else "cpu")
-    try:
-        module = importlib.import_module(f"oracle.tensorcore.engine_{kind}")
-    except ModuleNotFoundError as missing:  # numba or triton: optional dependencies
+    module = loading.compiled(f"oracle.tensorcore.engine_{kind}")
+    if module is None:
         if engine == "auto":
             return None
-        raise NumericsError(f"engine {engine!r} needs {missing.name}; use engine='torch'") from missing
+        needed = {"cpu": "numba", "cuda": "triton"}[kind]
+        raise NumericsError(f"engine {engine!r} needs {needed}; use engine='torch'")
     if module.supports(product, schedule):
         return module
     if engine == "auto":

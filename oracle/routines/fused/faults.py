@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones, way
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, both, entry, given, need, ones, way
 from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
 from oracle.routines.fused.kernels import (
     BOUNDS_SCALE,
@@ -657,14 +657,10 @@ fault(
 )
 
 
-def _has(name: str) -> WhyNot:
-    return need(lambda call: name in call.inputs, f"no {name} is given")
-
-
 fault(
     "bias of the weight left out",
     VALUE,
-    on=NORMED & takes("weight_bias"),
+    on=takes("weight_bias"),  # of norms alone, those to FP4 too
     seen=MINE + "an argument not passed on",
     needs=need(lambda call: float(str(call.resolved["weight_bias"])) != 0.0, "it is 0"),
     options=option(weight_bias=0.0),
@@ -678,7 +674,7 @@ fault(
             name,
             seen=MINE + "an argument not passed on",
             on=NORMED & takes(name),
-            needs=_has(name),
+            needs=given(name),
             same_if="it is 1",
         )
         for name in ("in_scale", "out_scale")
@@ -690,7 +686,7 @@ fault(
     VALUE,
     on=NORMED & takes("out_scale"),
     seen="xpu-kernels PR 475",
-    needs=need(lambda call: "out_scale" in call.inputs, "no out_scale is given"),
+    needs=given("out_scale"),
     read=entry("out_scale", lambda scale: 1 / scale),
     same_if="it is 1",
 )

@@ -7,7 +7,7 @@ Source: the threads that each declaration names (``seen``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -35,13 +35,17 @@ def _each(names: tuple[str, ...], change: OfTensor) -> Callable[[Call, Tensors],
     )
 
 
-def _run(call: Call, outputs: Tensors) -> Tensors:
-    """Gate and up rows as one run from the first row on."""
-    changed = dict(outputs)
-    for name in ("w13", "w13_scale"):
-        x, out = bits_of(call.inputs[name]), torch.zeros_like(bits_of(outputs[name]))
-        out[:, : x.shape[1], : x.shape[2]] = x
-        changed[name] = out.view(outputs[name].dtype)
+def _as_given(names: Sequence[str]) -> Callable[[Call, Tensors], Tensors]:
+    """Tensors of these names as they were given, from the first row and column on, zeros behind."""
+
+    def changed(call: Call, outputs: Tensors) -> Tensors:
+        result = dict(outputs)
+        for name in names:
+            x, out = bits_of(call.inputs[name]), torch.zeros_like(bits_of(outputs[name]))
+            out[:, : x.shape[1], : x.shape[2]] = x
+            result[name] = out.view(outputs[name].dtype)
+        return result
+
     return changed
 
 
@@ -49,7 +53,7 @@ fault(
     "padded weights: {}",
     MOVEMENT,
     over=(
-        way("gate and up rows as one run", _run, seen="vLLM flashinfer_utils.py: one slice",
+        way("gate and up rows as one run", _as_given(("w13", "w13_scale")), seen="vLLM flashinfer_utils.py: one slice",
             on=of_class(padded.AlignFp4Experts), same_if="there is no gate, or nothing is padded"),
         way("rows of the next", _each((), rolled(-1, -2)), seen=MINE + "a row too far", same_if="there is one row"),
         way("codes of a byte exchanged", _each((), nibbles_swapped), seen="vllm PR 22951"),
@@ -109,18 +113,9 @@ fault(
     INDEX,
     seen="vllm 42118",
     on=EXPERTS & takes("a13_scale"),
-    write=lambda call, outputs: _straight(call, outputs),
+    write=_as_given(("w13_scale", "w2_scale")),
     same_if=EQUAL,
 )
-
-
-def _straight(call: Call, outputs: Tensors) -> Tensors:
-    changed = dict(outputs)
-    for name in ("w13_scale", "w2_scale"):
-        x, out = bits_of(call.inputs[name]), torch.zeros_like(bits_of(outputs[name]))
-        out[:, : x.shape[1], : x.shape[2]] = x
-        changed[name] = out.view(outputs[name].dtype)
-    return changed
 
 
 fault(

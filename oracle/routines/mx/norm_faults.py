@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oracle.routines.base import Inputs, Options
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, entry, need, ones, way
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, entry, given, need, ones, way
 from oracle.routines.ideas import option
 from oracle.routines.mx.fp4_norms import NormedFp4
 from oracle.routines.traits import of_class, returns, takes
@@ -23,10 +23,6 @@ FAULTS = Faults(NORMS)
 fault = FAULTS.declare
 MINE = "no public thread: "
 rows = need(lambda call: len(call.inputs["residual" if "residual" in call.inputs else "x"]) > 1, "there is one row")
-
-
-def _given(name: str) -> WhyNot:
-    return need(lambda call: name in call.inputs, f"there is no {name}")
 
 
 def _squared(change: Callable[[Tensor], Tensor]) -> Callable[[Options], Options]:
@@ -77,20 +73,12 @@ fault(
             name,
             seen=MINE + "an argument not passed on",
             on=NORMS & takes(name),
-            needs=_given(name),
+            needs=given(name),
             same_if="it is 0",
         )
         for name in ("residual", "shared", "experts")
     ),
     read=lambda name: entry(name, lambda x: torch.zeros_like(x)),
-)
-fault(
-    "bias of the weight left out before FP4",
-    VALUE,
-    on=NORMS & takes("weight_bias"),
-    seen=MINE + "an argument not passed on",
-    needs=need(lambda call: float(str(call.resolved["weight_bias"])) != 0.0, "it is 0"),
-    options=option(weight_bias=0.0),
 )
 fault(
     "{}",
@@ -100,7 +88,7 @@ fault(
         way("factors of the experts left out", ones, seen="triton 6527: gammas forgotten", same_if="all are 1"),
         way("factors of the next row", lambda f: f.roll(-1), family=INDEX, seen="vllm 48895", same_if="all are equal"),
     ),
-    needs=_given("factors"),
+    needs=given("factors"),
     read=lambda change: entry("factors", change),
 )
 fault(
