@@ -228,7 +228,7 @@ def _store_codes(q, target, y, valid, PARTS: tl.constexpr, ELEMENT: tl.constexpr
 @triton.jit
 def _in_tiles(row, col, across, HEIGHT: tl.constexpr):
     """Where the scale byte of a block lies in tiles of HEIGHT rows by four columns."""
-    inner: tl.constexpr = min(32, HEIGHT)
+    inner: tl.constexpr = 32 if HEIGHT >= 32 else HEIGHT
     tile = row // HEIGHT * (across // 4) + col // 4
     within = row % inner * (HEIGHT // inner * 4) + row % HEIGHT // inner * 4 + col % 4
     return tile * (HEIGHT * 4) + within
