@@ -43,63 +43,47 @@ def _codes_e2m1(y):
     return (tl.where(mag < 0x3F800000, small, normal) | sign).to(tl.uint8)
 
 
-PACKED_E2M1 = tl.constexpr(
-    """
-    {
-    .reg .f32 a<8>, p<8>;
-    .reg .b32 c<8>, d, e, o;
-    """
-    + "".join(
-        f"""
-    abs.f32 a{i}, ${i + 1};
-    min.f32 a{i}, a{i}, 0f40C00000;
-    max.f32 p{i}, a{i}, 0f3F800000;
-    mov.b32 c{i}, p{i};
-    and.b32 c{i}, c{i}, 0x7F800000;
-    mov.b32 p{i}, c{i};
-    fma.rn.f32 a{i}, p{i}, 0f4A800000, a{i};
-    fma.rn.f32 a{i}, p{i}, 0fCA800000, a{i};
-    mul.rn.f32 a{i}, a{i}, 0f00800000;
-    mov.b32 c{i}, a{i};
-    """
-        for i in range(8)
-    )
-    + "mov.b32 o, 0;"
-    + "".join(
-        f"""
-    prmt.b32 d, c{i}, c{i + 2}, 0x7632;
-    mov.b32 e, ${i + 1};
-    mov.b32 c{i}, ${i + 3};
-    prmt.b32 e, e, c{i}, 0x7632;
-    {f"shr.b32 d, d, {6 - 4 * n}" if n < 2 else f"shl.b32 d, d, {4 * n - 6}"};
-    {f"shr.b32 e, e, {12 - 4 * n};" if n < 3 else ""}
-    or.b32 o, o, d;
-    and.b32 e, e, {0x00080008 << 4 * n};
-    or.b32 o, o, e;
-    """
-        for n, i in enumerate((0, 4, 1, 5))
-    )
-    + """
-    mov.b32 $0, o;
-    }
-    """
-)
-"""Four low and four high values to four bytes of two E2M1 codes.
+def _packed_e2m1(exact: bool) -> str:
+    """PTX from eight float32 values, four low and four high ones, to four bytes of two E2M1 codes.
 
-``a = min(|y|, 6)``, of which a NaN is 6, plus 2^22 times its power of two (1 below 1) is rounded to the step of E2M1,
-ties to even. The difference times 2^-126 is a float32 whose bits above 22 are the code. The sign is that of ``y``:
-products that are NaN have none.
-"""
+    The upper half of a float32 is a bfloat16, whose last bit is set where the lower half is not 0: it lies on the same
+    side of every value and every tie of E2M1. ``exact`` values are bfloat16 already. Two at once: ``a = min(|y|, 6)``,
+    of which a NaN is 6, plus 2^6 times its power of two ``2^e`` (1 below 1) is rounded to the step of E2M1, ties to
+    even. The bits of the sum are ``2^7 (e + 133) + m``, and the code is ``m + 2 e``; a summand of ``3 * 2^e`` more
+    makes ``m + 2 (e + 133)`` equal to it modulo 16. The sign is that of ``y``: products that are NaN have none.
+    """
+    sticky = "add.u32 t, a{i}, 0xFFFF; and.b32 t, t, 0x10000; or.b32 a{i}, a{i}, t;"
+    lines = [
+        "{ .reg .b32 a<8>, t, p, s, six, one, magic, o;",
+        "mov.b32 six, 0x40C040C0; mov.b32 one, 0x3F803F80; mov.b32 magic, 0x42864286; mov.b32 o, 0;",
+        *(f"mov.b32 a{i}, ${i + 1};" + ("" if exact else sticky.format(i=i)) for i in range(8)),
+    ]
+    for n, i in enumerate((0, 4, 1, 5)):
+        lines += [
+            f"prmt.b32 a{i}, a{i}, a{i + 2}, 0x7632; abs.bf16x2 s, a{i}; min.bf16x2 s, s, six; max.bf16x2 p, s, one;",
+            "and.b32 p, p, 0x7F807F80; fma.rn.bf16x2 s, p, magic, s; shr.b32 t, s, 6; add.u32 s, s, t;",
+            f"shl.b32 s, s, {4 * n}; and.b32 s, s, {0x00070007 << 4 * n}; or.b32 o, o, s;",
+            f"shr.b32 t, a{i}, {12 - 4 * n}; and.b32 t, t, {0x00080008 << 4 * n}; or.b32 o, o, t;",
+        ]
+    return "\n".join([*lines, "mov.b32 $0, o; }"])
+
+
+PACKED_E2M1, PACKED_E2M1_EXACT = tl.constexpr(_packed_e2m1(False)), tl.constexpr(_packed_e2m1(True))
 
 
 @triton.jit
-def _pack_e2m1(y, BLOCK: tl.constexpr, HALF: tl.constexpr, NATIVE: tl.constexpr):
-    """float32 ``[BLOCK, 2 HALF]`` to bytes of two E2M1 codes, the even column in the low nibble."""
+def _pack_e2m1(y, BLOCK: tl.constexpr, HALF: tl.constexpr, EXACT: tl.constexpr, NATIVE: tl.constexpr):
+    """float32 ``[BLOCK, 2 HALF]`` to bytes of two E2M1 codes, the even column in the low nibble.
+
+    ``EXACT`` where every value of at least 2^-126 is one of bfloat16."""
     if NATIVE:
         low, high = tl.split(tl.reshape(y, [BLOCK, HALF, 2]))
-        return tl.inline_asm_elementwise(PACKED_E2M1, "=r,f,f,f,f,f,f,f,f", [low, high], tl.uint8, is_pure=True, pack=4)
-    low, high = tl.split(tl.reshape(_codes_e2m1(y), [BLOCK, HALF, 2]))
-    return low | high << 4
+        how: tl.constexpr = PACKED_E2M1_EXACT if EXACT else PACKED_E2M1
+        packed = tl.inline_asm_elementwise(how, "=r,f,f,f,f,f,f,f,f", [low, high], tl.uint8, is_pure=True, pack=4)
+    else:
+        low, high = tl.split(tl.reshape(_codes_e2m1(y), [BLOCK, HALF, 2]))
+        packed = low | high << 4
+    return packed
 
 
 @triton.jit
@@ -129,19 +113,78 @@ PART = tl.constexpr(16)
 
 
 @triton.jit
-def _parts(x, source, inside, PARTS: tl.constexpr):
-    """PART values at each ``source``, 0 where not ``inside``, of the dtype of ``x``, each PART in one thread."""
+def _halves(x, source, inside):
+    """PART values at each ``source``, 0 where not ``inside``, of the dtype of ``x``, each PART in one thread: the first
+    half of them, and the second."""
     lane = tl.arange(0, PART // 2)
     at, there = x + source[:, None] + lane[None, :], inside[:, None] & (lane < PART)[None, :]
-    low, high = tl.load(at, mask=there, other=0.0), tl.load(at + PART // 2, mask=there, other=0.0)
+    return tl.load(at, mask=there, other=0.0), tl.load(at + PART // 2, mask=there, other=0.0)
+
+
+@triton.jit
+def _joined(low, high, PARTS: tl.constexpr):
+    """``[PARTS, PART]`` of their halves."""
     return tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), [PARTS, PART])
+
+
+WIDENED = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;")
+"""Two bfloat16 values as float32."""
+GATED_BF16 = tl.constexpr(
+    "{ .reg .f32 g<2>, u<2>, e<2>; shl.b32 g0, $1, 16; and.b32 g1, $1, 0xFFFF0000; shl.b32 u0, $2, 16;"
+    "and.b32 u1, $2, 0xFFFF0000;"
+    + "".join(
+        f"mul.rn.f32 e{i}, g{i}, 0fBFB8AA3B; ex2.approx.ftz.f32 e{i}, e{i}; fma.rn.f32 e{i}, e{i}, 0f3E800000, 0f3E800000;"
+        f"rcp.approx.ftz.f32 e{i}, e{i}; mul.rn.f32 g{i}, g{i}, 0f3E800000; mul.rn.f32 g{i}, g{i}, e{i};"
+        f"mul.rn.f32 g{i}, g{i}, u{i};"
+        for i in range(2)
+    )
+    + "cvt.rn.bf16x2.f32 $0, g1, g0; }"
+)
+"""``silu(gate) * up`` of two bfloat16 gates and ups, with the bits of Triton's ``v / (1.0 + tl.exp(-v)) * up``.
+
+Triton's division within 2 ulp multiplies by the device's reciprocal, of a divisor and a dividend that are both divided
+by 4 where the divisor is above 2^126. Here they always are, which is exact: the divisor is at least 1. An exponential
+that is flushed to 0 is none that a sum with 1 shows.
+"""
+NORMED_BF16 = tl.constexpr("{ .reg .b32 t, z; cvt.rn.bf16x2.f32 t, $2, $1; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, t, $3, z; }")
+"""Two float32 values rounded to bfloat16, times two weights, rounded again; the sum with -0 is the product itself."""
+
+
+@triton.jit
+def _wide(v, NATIVE: tl.constexpr):
+    """``v`` as float32."""
+    if NATIVE and v.dtype == tl.bfloat16:
+        wide = tl.inline_asm_elementwise(WIDENED, "=f,=f,r", [v], tl.float32, is_pure=True, pack=2)
+    else:
+        wide = v.to(tl.float32)
+    return wide
 
 
 @triton.jit
 def _gated(gate, up, x, NATIVE: tl.constexpr):
     """``silu(gate) * up`` in float32, rounded to the dtype of ``x``."""
-    v = gate.to(tl.float32)
-    return _rounded(v / (1.0 + tl.exp(-v)) * up.to(tl.float32), x, NATIVE)
+    if NATIVE and x.dtype.element_ty == tl.bfloat16:
+        v = tl.inline_asm_elementwise(GATED_BF16, "=r,r,r", [gate, up], tl.bfloat16, is_pure=True, pack=2)
+        v = _wide(v, NATIVE)
+    else:
+        v = gate.to(tl.float32)
+        v = _rounded(v / (1.0 + tl.exp(-v)) * up.to(tl.float32), x, NATIVE)
+    return v
+
+
+@triton.jit
+def _weighted(v, weight, x, ROUNDING: tl.constexpr, NATIVE: tl.constexpr):
+    """``v * weight`` in float32, rounded as ``ROUNDING`` of :func:`norm_kernel` says."""
+    if NATIVE and ROUNDING == 2 and x.dtype.element_ty == tl.bfloat16 and weight.dtype == tl.bfloat16:
+        v = tl.inline_asm_elementwise(NORMED_BF16, "=r,f,f,r", [v, weight], tl.bfloat16, is_pure=True, pack=2)
+        v = _wide(v, NATIVE)
+    else:
+        if ROUNDING == 2:
+            v = _rounded(v, x, NATIVE)
+        v *= weight.to(tl.float32)
+        if ROUNDING:
+            v = _rounded(v, x, NATIVE)
+    return v
 
 
 @triton.jit
@@ -210,8 +253,11 @@ def _scaled(
 
 
 @triton.jit
-def _store_codes(q, target, y, valid, PARTS: tl.constexpr, ELEMENT: tl.constexpr, NATIVE: tl.constexpr):
-    """Codes of ``y [PARTS, PART]``, each row of which begins at element ``target``; they saturate."""
+def _store_codes(
+    q, target, y, valid, PARTS: tl.constexpr, ELEMENT: tl.constexpr, EXACT: tl.constexpr, NATIVE: tl.constexpr
+):
+    """Codes of ``y [PARTS, PART]``, each row of which begins at element ``target``; they saturate. ``EXACT``: each is a
+    value of bfloat16 by a power of two where the scale is one."""
     if ELEMENT < 2:
         lane = tl.arange(0, PART)
         at, written = q + target[:, None] + lane[None, :], valid[:, None] & (lane < PART)[None, :]
@@ -222,7 +268,8 @@ def _store_codes(q, target, y, valid, PARTS: tl.constexpr, ELEMENT: tl.constexpr
     else:
         half = tl.arange(0, PART // 2)
         written = valid[:, None] & (half < PART)[None, :]
-        tl.store(q + (target // 2)[:, None] + half[None, :], _pack_e2m1(y, PARTS, PART // 2, NATIVE), mask=written)
+        packed = _pack_e2m1(y, PARTS, PART // 2, EXACT and ELEMENT == 2, NATIVE)
+        tl.store(q + (target // 2)[:, None] + half[None, :], packed, mask=written)
 
 
 @triton.jit
@@ -291,10 +338,12 @@ def block_kernel(
     row = (matrix * rows + within).to(tl.int64)
     inside = (within < rows) & (col < given * EACH)
     source = row * x_stride + col * PART
+    low, high = _halves(x, source, inside)
     if GATED:
-        v = _gated(_parts(x, source, inside, PARTS), _parts(x + given * WIDTH, source, inside, PARTS), x, NATIVE)
+        up, next_up = _halves(x + given * WIDTH, source, inside)
+        v = _joined(_gated(low, up, x, NATIVE), _gated(high, next_up, x, NATIVE), PARTS)
     else:
-        v = _parts(x, source, inside, PARTS).to(tl.float32)
+        v = _joined(_wide(low, NATIVE), _wide(high, NATIVE), PARTS)
     valid = (within < rows) & (col < columns * EACH)
     target = row * columns * WIDTH + col * PART
     within = first + block // ACROSS // APART * 32 + block // ACROSS % APART
@@ -312,7 +361,7 @@ def block_kernel(
     byte, y = _scaled(
         v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
     )  # fmt: skip
-    _store_codes(q, target, y, valid, PARTS, ELEMENT, NATIVE)
+    _store_codes(q, target, y, valid, PARTS, ELEMENT, x.dtype.element_ty == tl.bfloat16, NATIVE)
     byte = tl.where(there, byte, 0).to(tl.uint8)
     if HEIGHT:
         place = (matrix * down + within).to(tl.int64)
@@ -364,21 +413,21 @@ def norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     part, col = tl.arange(0, PARTS), tl.arange(0, BLOCK)
     inside = part + row * 0 < tl.where(row < rows, columns * EACH, 0)
-    v = _parts(x + row * x_stride, part * PART, inside, PARTS).to(tl.float32)
-    w = _parts(weight, part * PART, inside, PARTS)
+    low, high = _halves(x + row * x_stride, part * PART, inside)
+    w, next_w = _halves(weight, part * PART, inside)
+    low, high = _wide(low, NATIVE), _wide(high, NATIVE)
     if SUM:
-        v += _parts(residual + row * r_stride, part * PART, inside, PARTS).to(tl.float32)
-        lane = tl.arange(0, PART)
-        summed = _rounded(v, x, NATIVE).to(x.dtype.element_ty)
+        other, next_other = _halves(residual + row * r_stride, part * PART, inside)
+        low, high = low + _wide(other, NATIVE), high + _wide(next_other, NATIVE)
+        lane = tl.arange(0, PART // 2)
         at = z + row * COLS + part[:, None] * PART + lane[None, :]
-        tl.store(at, summed, mask=inside[:, None] & (lane < PART)[None, :])
-    square = tl.sum(tl.reshape(v * v, [PARTS * PART], can_reorder=True), axis=0)
-    v *= tl.rsqrt(square / COLS + tl.full([1, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
-    if ROUNDING == 2:
-        v = _rounded(v, x, NATIVE)
-    v *= w.to(tl.float32)
-    if ROUNDING:
-        v = _rounded(v, x, NATIVE)
+        summed = inside[:, None] & (lane < PART)[None, :]
+        tl.store(at, _rounded(low, x, NATIVE).to(x.dtype.element_ty), mask=summed)
+        tl.store(at + PART // 2, _rounded(high, x, NATIVE).to(x.dtype.element_ty), mask=summed)
+    square = tl.sum(tl.reshape(low * low + high * high, [PARTS * PART // 2], can_reorder=True), axis=0)
+    root = tl.rsqrt(square / COLS + tl.full([1, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
+    low, high = _weighted(low * root, w, x, ROUNDING, NATIVE), _weighted(high * root, next_w, x, ROUNDING, NATIVE)
+    v = _joined(low, high, PARTS)
     factor, decode = 1.0, 1.0
     if ELEMENT == 3:
         factor = tl.load(g)
@@ -386,7 +435,8 @@ def norm_kernel(
     byte, y = _scaled(
         v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
     )  # fmt: skip
-    _store_codes(q, row * COLS + part * PART, y, inside, PARTS, ELEMENT, NATIVE)
+    exact: tl.constexpr = x.dtype.element_ty == tl.bfloat16 and ROUNDING > 0
+    _store_codes(q, row * COLS + part * PART, y, inside, PARTS, ELEMENT, exact, NATIVE)
     valid = col + row * 0 < tl.where(row < rows, columns, 0)
     byte = tl.where(valid, byte, 0).to(tl.uint8)
     if HEIGHT:
@@ -447,8 +497,9 @@ def expert_kernel(
         col = chunk * (ACROSS * EACH) + part % (ACROSS * EACH)
         inside = (line < rows) & (col < given * EACH)
         source = line * x_stride + col * PART
-        gate = _parts(x, source, inside, PARTS)  # on their way while the experts are searched
-        up = _parts(x + given * WIDTH, source, inside, PARTS) if GATED else gate
+        low, high = _halves(x, source, inside)  # on their way while the experts are searched
+        if GATED:
+            up, next_up = _halves(x + given * WIDTH, source, inside)
         valid, target = (line < rows) & (col < columns * EACH), line * columns * WIDTH + col * PART
         first = tl.load(offsets + each, mask=each < experts, other=0)
         last = tl.load(offsets + 1 + each, mask=each < experts, other=0)
@@ -466,11 +517,14 @@ def expert_kernel(
             factor = tl.reshape(tl.broadcast_to(one[:, None], [ROWS, ACROSS]), [BLOCK])
             one = _divide(tl.full([ROWS], 1.0, tl.float32), one, NATIVE)
             decode = tl.reshape(tl.broadcast_to(one[:, None], [ROWS, ACROSS]), [BLOCK])
-        v = _gated(gate, up, x, NATIVE) if GATED else gate.to(tl.float32)
+        if GATED:
+            v = _joined(_gated(low, up, x, NATIVE), _gated(high, next_up, x, NATIVE), PARTS)
+        else:
+            v = _joined(_wide(low, NATIVE), _wide(high, NATIVE), PARTS)
         byte, y = _scaled(
             v, factor, decode, BLOCK, ELEMENT, WIDTH, RCEIL, EVEN, FINITE, STEP, INVERSE, EMAX, INVERSED, NATIVE
         )  # fmt: skip
-        _store_codes(q, target, y, valid, PARTS, ELEMENT, NATIVE)
+        _store_codes(q, target, y, valid, PARTS, ELEMENT, x.dtype.element_ty == tl.bfloat16, NATIVE)
         col = chunk * ACROSS + block % ACROSS
         byte = tl.where(col < columns, byte, 0).to(tl.uint8)
         where = s + _in_tiles(place.to(tl.int64), col, across, HEIGHT)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,7 +111,7 @@ def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
     assert "ld.global.v4" in ptx and ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (codes == "*fp8e4nv" or prepared[1])
     assert len(re.findall(r"\b(?:div|rem)\.[su]32", ptx)) == 2, "of the program's own number, and of no block's"
     if prepared[0].gated:  # silu divides within 2 ulp
-        assert "div.full" in ptx and "ex2.approx" in ptx
+        assert "div.full" not in ptx and "ex2.approx.ftz" in ptx and "rcp.approx.ftz" in ptx
         return
     assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx and "div.full" not in ptx
 
@@ -137,20 +138,28 @@ def test_norms_compile_for_sm90(layout: str) -> None:
     assert "ld.global" in ptx and ".v4.b32" in ptx and "rsqrt.approx" in ptx and ptx.count(".entry") == 1
 
 
-def test_packed_codes_are_those_of_plain_torch() -> None:
-    """The PTX of eight codes, executed here line by line: around every midpoint, at every binade, NaN and infinity."""
-    values = torch.tensor(FP4_VALUES)
-    points = torch.cat([values, (values[1:] + values[:-1]) / 2, torch.exp2(torch.arange(-149.0, 128.0)), torch.ones(3)])
-    points[-3:] = torch.tensor([6.5, float("inf"), float("nan")])
-    near = torch.tensor([0.0, float("inf")])
-    y = torch.cat([points, *(torch.nextafter(points, n) for n in near)])
-    y = torch.cat([y, -y[~y.isnan()], torch.rand(4000) * 8 - 4])
+@pytest.mark.parametrize("exact", [False, True])
+def test_packed_codes_are_those_of_plain_torch(exact: bool) -> None:
+    """The PTX of eight codes, executed here line by line: around every midpoint, at every binade, NaN and infinity;
+    ``exact``: every bfloat16 number."""
+    if exact:
+        y = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
+        y = torch.where(y.isnan(), float("nan"), y)
+        y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(5))]
+    else:
+        values = torch.tensor(FP4_VALUES)
+        points = torch.cat([values, (values[1:] + values[:-1]) / 2, torch.exp2(torch.arange(-149.0, 128.0))])
+        points = torch.cat([points, torch.tensor([6.5, float("inf"), float("nan")])])
+        near = torch.tensor([0.0, float("inf")])
+        y = torch.cat([points, *(torch.nextafter(points, n) for n in near), *(points * (1 + 2.0**-e) for e in (8, 9))])
+        y = torch.cat([y, -y[~y.isnan()], torch.rand(4000) * 8 - 4])
     y = y[: y.numel() // 8 * 8].view(-1, 4, 2)
     right = fp4_codes(y)
-    executed = execute(_triton_mx_quant.PACKED_E2M1.value, [*y[..., 0].T, *y[..., 1].T])
+    ptx = _triton_mx_quant._packed_e2m1(exact)
+    executed = execute(ptx, [*y[..., 0].T, *y[..., 1].T])
     packed = right[..., 0].int() | right[..., 1].int() << 4
     assert torch.equal(executed, sum((packed[:, i].long() << 8 * i for i in range(4)), torch.zeros(len(y)).long()))
-    wrong = _triton_mx_quant.PACKED_E2M1.value.replace("0f4A800000", "0f4A000000")
+    wrong = ptx.replace("0x42864286", "0x42804280") if exact else _triton_mx_quant._packed_e2m1(True)
     assert not torch.equal(execute(wrong, [*y[..., 0].T, *y[..., 1].T]), executed), "the negative test"
 
 
@@ -161,33 +170,32 @@ def execute(ptx: str, inputs: list[torch.Tensor]) -> torch.Tensor:
     def of(name: str) -> torch.Tensor:
         if name in registers:
             return registers[name]
-        return torch.tensor(int(name[2:], 16) if name.startswith("0f") else int(name, 0)) + torch.zeros_like(
-            registers["$1"]
-        )
+        return torch.full_like(registers["$1"], int(name, 0))
 
-    def floats(*names: str) -> list[torch.Tensor]:
-        return [(of(name) - ((of(name) >> 31) << 32)).int().view(torch.float32).double() for name in names]
-
-    def rounded(value: torch.Tensor) -> torch.Tensor:
-        return value.float().view(torch.int32).long() & WORD
+    def in_pairs(function: Callable[..., torch.Tensor], *names: str) -> torch.Tensor:
+        """Of two bfloat16 numbers in a register; exact in float64 where bfloat16 could be halfway."""
+        halves = []
+        for shift in (0, 16):
+            parts = [(of(name) >> shift & 0xFFFF).to(torch.int16).view(torch.bfloat16).double() for name in names]
+            halves.append(function(*parts).bfloat16().view(torch.int16).long() & 0xFFFF)
+        return halves[0] | halves[1] << 16
 
     def bytes_of(low: torch.Tensor, high: torch.Tensor, chosen: int) -> torch.Tensor:
         both = [(part >> 8 * i) & 0xFF for part in (low, high) for i in range(4)]
         return sum((both[chosen >> 4 * i & 7] << 8 * i for i in range(4)), torch.zeros_like(low))
 
     how = {
-        "abs.f32": lambda a: of(a) & 0x7FFFFFFF,
-        "min.f32": lambda a, b: rounded(torch.fmin(*floats(a, b))),
-        "max.f32": lambda a, b: rounded(torch.fmax(*floats(a, b))),
         "mov.b32": of,
+        "add.u32": lambda a, b: (of(a) + of(b)) & WORD,
+        "abs.bf16x2": lambda a: of(a) & 0x7FFF7FFF,
+        "min.bf16x2": lambda a, b: in_pairs(torch.fmin, a, b),
+        "max.bf16x2": lambda a, b: in_pairs(torch.fmax, a, b),
+        "fma.rn.bf16x2": lambda a, b, c: in_pairs(lambda x, y, z: x * y + z, a, b, c),
         "and.b32": lambda a, b: of(a) & of(b),
         "or.b32": lambda a, b: of(a) | of(b),
         "shr.b32": lambda a, b: of(a) >> int(b),
         "shl.b32": lambda a, b: (of(a) << int(b)) & WORD,
         "prmt.b32": lambda a, b, c: bytes_of(of(a), of(b), int(c, 0)),
-        "mul.rn.f32": lambda a, b: rounded(torch.mul(*floats(a, b))),
-        # exact in float64 where float32 could be halfway: 2^24 and a step of 2^-25
-        "fma.rn.f32": lambda a, b, c: rounded(torch.mul(*floats(a, b)) + floats(c)[0]),
     }
     for line in ptx.strip().strip("{}").split(";"):
         name, _, rest = line.strip().strip("{}").strip().partition(" ")
