@@ -146,7 +146,9 @@ Triton's division within 2 ulp multiplies by the device's reciprocal, of a divis
 by 4 where the divisor is above 2^126. Here they always are, which is exact: the divisor is at least 1. An exponential
 that is flushed to 0 is none that a sum with 1 shows.
 """
-NORMED_BF16 = tl.constexpr("{ .reg .b32 t, z; cvt.rn.bf16x2.f32 t, $2, $1; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, t, $3, z; }")
+NORMED_BF16 = tl.constexpr(
+    "{ .reg .b32 t, z; cvt.rn.bf16x2.f32 t, $2, $1; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, t, $3, z; }"
+)
 """Two float32 values rounded to bfloat16, times two weights, rounded again; the sum with -0 is the product itself."""
 
 

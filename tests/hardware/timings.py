@@ -5,18 +5,19 @@ Sides of one table are measured in turns in one run, some 20 calls at a time; se
 
 from __future__ import annotations
 
+import functools
 import importlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from benchmarks import test_bench_cuda as bench
 from hardware.notes import Notes
 from torch import Tensor
 
-from kernels import blockscaled, linear, mx, mx_experts, mx_fused, plan, quantize
+from kernels import blockscaled, fused, linear, mx, mx_experts, mx_fused, plan, quantize
 from kernels.backends import _host, cutlass, flashinfer
 from kernels.config import Config, use_config
 from kernels.nn import Fp8Linear
@@ -264,104 +265,138 @@ def bandwidth(notes: Notes, device: str) -> None:
         notes.time("quantiser_gb_per_s", {name: round(moved / us / 1e3, 1) for name, us in found.items()})
 
 
-def shared_scales(notes: Notes, device: str) -> None:
-    """Quantisers of MXFP8, MXFP4 and NVFP4 at 16384 x 7168, alone, fused and of experts: whether the device gives the
-    bits of plain torch, kernels a call starts, and the rate beside a copy of as many bytes.
+def quantisers(notes: Notes, device: str) -> None:
+    """Every quantiser at 16384 x 7168, alone, fused and of experts: whether the device gives the bits of plain torch,
+    kernels a call starts, and the rate beside a copy of as many bytes.
 
-    Every row is in use, so that a copy moves what the kernel must: values, codes and scale bytes. The operands of all
-    copies are many times the cache. Both sides are replayed from a graph, so that no host time counts.
+    Every row is in use, so that a copy moves what the kernel must: values, codes and scales. The operands of all copies
+    are many times the cache. Both sides are replayed from a graph, so that no host time counts.
     """
     m, k, experts = (16384, 7168, 32) if device == "cuda" else (64, 512, 4)
     copies = 4 if device == "cuda" else 1
     xs = [torch.randn(m, k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
     pairs = [torch.randn(m, 2 * k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
-    for name, entry in shared_scale_quantisers(m, k, experts, device).items():
+    for name, entry in every_quantiser(m, k, experts, device).items():
         with notes.attempt(f"timing: quantiser {name}"):
-            gated, written, call = entry
-            inputs = pairs if gated else xs
-            moved = int(m * k * (4 if gated else 2) + m * k * written) // 2
-            source = [torch.empty(moved, dtype=torch.uint8, device=device) for _ in range(copies)]
-            target = [torch.empty_like(s) for s in source]
-            sides: dict[str, Callable[[int], object]] = {
-                "copy": lambda i, source=source, target=target: target[i % copies].copy_(source[i % copies]),
-                "layer": lambda i, call=call, inputs=inputs: call(inputs[i % copies]),
-            }
-            call(inputs[0])
+            inputs = pairs if entry.gated else xs
+            sides = _beside_copy(entry, inputs, int(m * k * entry.moved))
+            entry.call(inputs[0])
             with torch.profiler.profile() as profile:
-                made = call(inputs[0])
+                entry.call(inputs[0])
                 _wait(device)
             started = sum("cuda" in str(e.device_type).lower() for e in profile.events())
             part = inputs[0][:4096] if "experts" not in name and "masked" not in name else inputs[0]
             with use_config(Config(backend="eager")):
-                right = call(part)
-            pairs_of_bytes = zip(call(part), right, strict=True)
-            differ = sum(int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in pairs_of_bytes)
+                right = entry.call(part)
+            differ = sum(int((_bytes(a) != _bytes(b)).sum()) for a, b in zip(entry.call(part), right, strict=True))
             notes.check(f"bytes that differ from plain torch: {name}", differ)
-            replays = {side: replay_of(each) for side, each in sides.items()} if device == "cuda" else sides
-            found = device_microseconds(replays, device, inner=1, rounds=20)
-            found = {side: round(us / (IN_GRAPH if device == "cuda" else 1), 3) for side, us in found.items()}
+            found = _replayed(sides, device)
             rate = {"rate beside copy": round(found["copy"] / found["layer"], 3), "kernels": float(started)}
             notes.time(f"device_us.quantiser {name}", found | rate)
-            del made, replays
 
 
-Quantised = tuple[bool, float, Callable[[Tensor], tuple[Tensor, ...]]]
-"""Whether a row holds gates and ups, bytes written for a value, and the call."""
+def small_quantisers(notes: Notes, device: str) -> None:
+    """The same of few rows, whose operands the cache holds: beside a copy and a kernel that does next to nothing, which
+    is what a launch costs."""
+    one, (k, *rows) = torch.zeros(1, device=device), (7168, 1, 16, 128, 1024) if device == "cuda" else (512, 1)
+    for m in rows:
+        x = [torch.randn(m, k, device=device, dtype=torch.bfloat16)]
+        for name in ("mxfp8 128x4", "nvfp4 128x4", "rms norm nvfp4 128x4", "fp8 group"):
+            with notes.attempt(f"timing: quantiser {name}, {m} rows"):
+                entry = every_quantiser(m, k, 1, device)[name]
+                sides = {"launch": lambda i: one.zero_(), **_beside_copy(entry, x, int(m * k * entry.moved))}
+                found = _replayed(sides, device)
+                share = {"share of the launch": round(found["launch"] / found["layer"], 3)}
+                notes.time(f"device_us.quantiser {name}, {m} rows", found | share)
 
 
-def shared_scale_quantisers(m: int, k: int, experts: int, device: str) -> dict[str, Quantised]:
-    """Every quantiser of ``[m, k]`` values to blocks that share a scale byte."""
+class Quantiser(NamedTuple):
+    """A call to measure: whether a row holds gates and ups, bytes read and written for a value, and what to call."""
+
+    gated: bool
+    moved: float
+    call: Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
+
+
+def _beside_copy(entry: Quantiser, inputs: Sequence[Tensor], moved: int) -> dict[str, Callable[[int], object]]:
+    source = [torch.empty(moved // 2, dtype=torch.uint8, device=x.device) for x in inputs]
+    target = [torch.empty_like(s) for s in source]
+    return {
+        "copy": lambda i: target[i % len(inputs)].copy_(source[i % len(inputs)]),
+        "layer": lambda i: entry.call(inputs[i % len(inputs)]),
+    }
+
+
+def _replayed(sides: Mapping[str, Callable[[int], object]], device: str) -> dict[str, float]:
+    """Device microseconds of a call of each side, in graphs on a GPU."""
+    if device != "cuda":
+        return device_microseconds(sides, device, inner=1, rounds=20)
+    found = device_microseconds({side: replay_of(each) for side, each in sides.items()}, device, inner=1, rounds=20)
+    return {side: round(us / IN_GRAPH, 3) for side, us in found.items()}
+
+
+def every_quantiser(m: int, k: int, experts: int, device: str) -> dict[str, Quantiser]:
+    """Every quantiser of ``[m, k]`` values."""
     one, factors = torch.full((1,), 400.0, device=device), torch.full((experts,), 400.0, device=device)
     ends = torch.arange(experts + 1, device=device, dtype=torch.int32) * (m // experts)
     used = torch.full((experts,), m // experts, dtype=torch.int32, device=device)
-    weight = torch.ones(k, device=device, dtype=torch.bfloat16)
-    eight, four, nv = 1 + 1 / 32, 0.5 + 1 / 32, 0.5 + 1 / 16
+    weight, scale = torch.ones(k, device=device, dtype=torch.bfloat16), torch.full((1,), 0.05, device=device)
+    written = {"mxfp8": 1 + 1 / 32, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp8": 1.0, "group": 1 + 1 / 32}
 
     def buffers(x: Tensor) -> Tensor:
         return x.view(experts, m // experts, -1)
 
-    made: dict[str, Quantised] = {}
+    made: dict[str, Quantiser] = {}
+
+    def add(name: str, kind: str, call: Callable[[Tensor], Any], read: int = 2) -> None:
+        gated = "silu" in name
+        made[name] = Quantiser(gated, read + 2 * gated + written[kind], lambda x: _tuple(call(x)))
+
     for layout in ("128x4", "linear"):
-        made |= {
-            f"mxfp8 {layout}": (False, eight, lambda x, layout=layout: mx.mxfp8_quantize(x, layout)),
-            f"mxfp4 {layout}": (False, four, lambda x, layout=layout: mx.mxfp4_quantize(x, layout)),
-            f"nvfp4 {layout}": (False, nv, lambda x, layout=layout: mx.nvfp4_quantize(x, one, layout)),
-        }
-        for kind, written in (("mxfp8", eight), ("mxfp4", four), ("nvfp4", nv)):
+        add(f"mxfp8 {layout}", "mxfp8", lambda x, layout=layout: mx.mxfp8_quantize(x, layout))
+        add(f"mxfp4 {layout}", "mxfp4", lambda x, layout=layout: mx.mxfp4_quantize(x, layout))
+        add(f"nvfp4 {layout}", "nvfp4", lambda x, layout=layout: mx.nvfp4_quantize(x, one, layout))
+        for kind in ("mxfp8", "mxfp4", "nvfp4"):
             more = {"global_scale": one if kind == "nvfp4" else None, "layout": layout}
-            made[f"silu {kind} {layout}"] = (
-                True,
-                written,
-                lambda x, kind=kind, more=more: mx_fused.silu_and_mul_block_scaled_quant(x, kind, **more),
-            )
-            made[f"rms norm {kind} {layout}"] = (
-                False,
-                written,
-                lambda x, kind=kind, more=more: mx_fused.rms_norm_block_scaled_quant(x, weight, kind, **more)[:2],
-            )
-    return made | {
-        "nvfp4 experts": (False, nv, lambda x: mx_experts.scaled_fp4_experts_quant(x, factors, ends)),
-        "nvfp4 experts flashinfer": (
-            False,
-            nv,
-            lambda x: mx_experts.scaled_fp4_experts_quant(x, factors, ends, "flashinfer"),
-        ),
-        "mxfp8 experts": (False, eight, lambda x: mx_experts.mxfp8_experts_quant(x, ends)),
-        "mxfp4 experts": (False, four, lambda x: mx_experts.mxfp4_experts_quant(x, ends)),
-        "silu nvfp4 experts": (
-            True,
-            nv,
-            lambda x: mx_experts.silu_and_mul_scaled_fp4_experts_quant(x, factors, ends),
-        ),
-        "silu mxfp4 experts": (True, four, lambda x: mx_experts.silu_and_mul_mxfp4_experts_quant(x, ends)),
-        "nvfp4 masked": (False, nv, lambda x: mx_experts.scaled_fp4_grouped_quantize(buffers(x), used, factors)),
-        "mxfp8 masked": (False, eight, lambda x: mx_experts.mxfp8_grouped_quantize(buffers(x), used)),
-        "silu nvfp4 masked": (
-            True,
-            nv,
-            lambda x: mx_experts.silu_and_mul_scaled_nvfp4_experts_quantize(buffers(x), used, factors),
-        ),
-    }
+            silu = functools.partial(mx_fused.silu_and_mul_block_scaled_quant, kind=kind, **more)
+            norm = functools.partial(mx_fused.rms_norm_block_scaled_quant, weight=weight, kind=kind, **more)
+            add(f"silu {kind} {layout}", kind, silu)
+            add(f"rms norm {kind} {layout}", kind, lambda x, norm=norm: norm(x)[:2])
+    rows = mx_experts
+    add("nvfp4 experts", "nvfp4", lambda x: rows.scaled_fp4_experts_quant(x, factors, ends))
+    add("nvfp4 experts flashinfer", "nvfp4", lambda x: rows.scaled_fp4_experts_quant(x, factors, ends, "flashinfer"))
+    add("mxfp8 experts", "mxfp8", lambda x: rows.mxfp8_experts_quant(x, ends))
+    add("mxfp4 experts", "mxfp4", lambda x: rows.mxfp4_experts_quant(x, ends))
+    add("silu nvfp4 experts", "nvfp4", lambda x: rows.silu_and_mul_scaled_fp4_experts_quant(x, factors, ends))
+    add("silu mxfp4 experts", "mxfp4", lambda x: rows.silu_and_mul_mxfp4_experts_quant(x, ends))
+    add("nvfp4 masked", "nvfp4", lambda x: rows.scaled_fp4_grouped_quantize(buffers(x), used, factors))
+    add("mxfp8 masked", "mxfp8", lambda x: rows.mxfp8_grouped_quantize(buffers(x), used))
+    add(
+        "silu nvfp4 masked",
+        "nvfp4",
+        lambda x: rows.silu_and_mul_scaled_nvfp4_experts_quantize(buffers(x), used, factors),
+    )
+    columns = {"column_major_scales": True, "tma_aligned_scales": True}
+    add("fp8 group", "group", lambda x: quantize.per_token_group_quant_fp8(x, 128))
+    add("fp8 group columns", "group", lambda x: quantize.per_token_group_quant_fp8(x, 128, **columns))
+    add("fp8 group packed", "fp8", lambda x: quantize.per_token_group_quant_fp8_packed(x, 128))
+    add("fp8 token", "fp8", lambda x: quantize.scaled_fp8_quant(x, use_per_token_if_dynamic=True))
+    add("fp8 static", "fp8", lambda x: quantize.scaled_fp8_quant(x, scale)[0])
+    add("fp8 tensor, read twice", "fp8", lambda x: quantize.scaled_fp8_quant(x), read=4)
+    add("silu fp8 group", "group", lambda x: fused.silu_and_mul_per_block_quant(x))
+    add("silu fp8 static", "fp8", lambda x: fused.silu_and_mul_quant(x, scale))
+    add("rms norm fp8 group", "group", lambda x: fused.rms_norm_per_block_quant(x, weight)[:2])
+    add("rms norm fp8 token", "fp8", lambda x: fused.rms_norm_dynamic_per_token_quant(x, weight)[:2])
+    add("rms norm fp8 static", "fp8", lambda x: fused.rms_norm_static_fp8_quant(x, weight, scale))
+    return made
+
+
+def _tuple(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
 
 
 def _vllm_quantisers(xs: Sequence[Tensor], m: int, k: int, copies: int) -> dict[str, Callable[[int], object]]:
