@@ -133,9 +133,9 @@ GATED_BF16 = tl.constexpr(
     "{ .reg .f32 g<2>, u<2>, e<2>; shl.b32 g0, $1, 16; and.b32 g1, $1, 0xFFFF0000; shl.b32 u0, $2, 16;"
     "and.b32 u1, $2, 0xFFFF0000;"
     + "".join(
-        f"mul.rn.f32 e{i}, g{i}, 0fBFB8AA3B; ex2.approx.ftz.f32 e{i}, e{i}; fma.rn.f32 e{i}, e{i}, 0f3E800000, 0f3E800000;"
-        f"rcp.approx.ftz.f32 e{i}, e{i}; mul.rn.f32 g{i}, g{i}, 0f3E800000; mul.rn.f32 g{i}, g{i}, e{i};"
-        f"mul.rn.f32 g{i}, g{i}, u{i};"
+        f"mul.rn.f32 e{i}, g{i}, 0fBFB8AA3B; ex2.approx.ftz.f32 e{i}, e{i};"
+        f"fma.rn.f32 e{i}, e{i}, 0f3E800000, 0f3E800000; rcp.approx.ftz.f32 e{i}, e{i};"
+        f"mul.rn.f32 g{i}, g{i}, 0f3E800000; mul.rn.f32 g{i}, g{i}, e{i}; mul.rn.f32 g{i}, g{i}, u{i};"
         for i in range(2)
     )
     + "cvt.rn.bf16x2.f32 $0, g1, g0; }"
