@@ -4,7 +4,6 @@ machines."""
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,12 @@ from torch import Tensor
 
 import kernels
 from kernels import nn
-from kernels.backends import eager, triton_mx, triton_quant
 from kernels.errors import CheckpointError, KernelError
 from kernels.mx_blocks import FORMATS
-from kernels.mx_moe import LAYERS, OWN
-from kernels.platform import Machine, use_machine
+from kernels.mx_moe import LAYERS
 from oracle.routines import get
 from oracle.verdict.compare import Status
-from tests.support.fake_blackwell import simulated
+from tests.support.fake_blackwell import described
 from tests.support.operations import operations
 
 E, H, I, T = 3, 160, 96, 5  # noqa: E741  # the symbols of the layer
@@ -166,24 +163,34 @@ def test_from_a_checkpoint(tmp_path: Path, layout: str) -> None:
             assert torch.equal(x.view(torch.uint8), near.view(torch.uint8))
 
 
+NATIVE = {"mxfp8": ARCHES[1:2], "mxfp4": ARCHES[1:3], "mxfp8_mxfp4": ARCHES[1:], "nvfp4": ARCHES[1:]}
+"""Where a library has the product, which adds no bias; elsewhere Triton emulates it."""
+
+
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("kind", OWN)
-def test_from_meta_to_the_first_call(kind: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain torch in the place of Triton, which emulates; a library multiplies where it has the product."""
-    for module, function in ((triton_mx, "mx_product"), (triton_quant, "quant_blocks")):
-        stand_in = dataclasses.replace(module.BACKEND, **{function: getattr(eager.BACKEND, function)})
-        monkeypatch.setattr(module, "BACKEND", stand_in)
-    tensors = stored(kind)
-    described = Machine.described(arch, packages=cp.PACKAGES)
-    with simulated(described) as libraries, use_machine(described.with_package("triton")):
-        layer = nn.MxExperts(**{name: x.to("meta") for name, x in tensors.items()}, kind=kind)
-        layer.process_weights_after_loading()
-        assert layer.w13_scale.is_meta
-        layer.load_state_dict({name: x.clone() for name, x in tensors.items()}, assign=True)
-        assert good(kind, tensors, layer(X, WEIGHTS, IDS))
-        native = {"mxfp8": ARCHES[1:2], "mxfp4": ARCHES[1:3], "mxfp8_mxfp4": ARCHES[1:], "nvfp4": ARCHES[1:]}
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_from_a_checkpoint_to_the_first_call(tmp_path: Path, layout: str, arch: str) -> None:
+    """And from meta, by a state that is loaded. The second call makes the operations of the verb: no scale is laid out
+    again."""
+    kind, write = LAYOUTS[layout]
+    biases, gates = kind == "mxfp8_mxfp4", GPT_OSS if layout == "gpt-oss" else None
+    tensors = stored(kind, biases=biases)
+    with described(arch, cp.PACKAGES) as libraries:
+        layer = nn.MxExperts.from_checkpoint(write(tmp_path, tensors), NAME)
+        y = layer(X, WEIGHTS, IDS)
+        assert good(kind, tensors, y, gates)
         multiplied = [call for call in libraries.calls if "quantize" not in call.name]
-        assert len(multiplied) == 2 * (arch in native[kind])
+        assert len(multiplied) == 2 * (arch in NATIVE[kind] and not biases)
+        state = layer.state_dict()
+        other = nn.MxExperts(**{name: x.to("meta") for name, x in tensors.items()}, kind=kind, activation=gates)
+        other.process_weights_after_loading()
+        assert other.w13_scale.is_meta
+        other.load_state_dict({name: x.clone() for name, x in state.items()}, assign=True)
+        assert torch.equal(other(X, WEIGHTS, IDS), y)
+        few = operations(lambda: other(X, WEIGHTS, IDS))
+        assert operations(lambda: layer(X, WEIGHTS, IDS)) == few
+        fresh = nn.MxExperts(**tensors, kind=kind, activation=gates)
+        assert operations(lambda: fresh(X, WEIGHTS, IDS)) > few, "the negative test: a first call lays them out"
 
 
 def rolled(x: dict[str, Tensor]) -> None:

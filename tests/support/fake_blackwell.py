@@ -13,6 +13,7 @@ Sources: FlashInfer 0.7.2.post1 (gemm/gemm_base.py, csrc), vLLM (csrc/libtorch_s
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import inspect
 import itertools
@@ -28,7 +29,7 @@ from torch import Tensor
 
 import oracle
 from kernels import routes
-from kernels.backends import cutlass, deep_gemm, flashinfer
+from kernels.backends import cutlass, deep_gemm, eager, flashinfer, triton_mx, triton_quant
 from kernels.config import Config, use_config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
@@ -1271,6 +1272,18 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
     finally:
         patch.undo()
         flashinfer.library.cache_clear()
+
+
+@contextlib.contextmanager
+def described(arch: str, packages: Mapping[str, str]) -> Iterator[Libraries]:
+    """:func:`simulated` on a described machine with Triton, in the place of which plain torch computes."""
+    machine = Machine.described(arch, packages=packages)
+    with pytest.MonkeyPatch.context() as patch, simulated(machine) as libraries:
+        for module, function in ((triton_mx, "mx_product"), (triton_quant, "quant_blocks")):
+            stand_in = dataclasses.replace(module.BACKEND, **{function: getattr(eager.BACKEND, function)})
+            patch.setattr(module, "BACKEND", stand_in)
+        with use_machine(machine.with_package("triton")):
+            yield libraries
 
 
 def grid(op: str) -> list[Problem]:
