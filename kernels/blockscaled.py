@@ -232,7 +232,7 @@ def prepare_fp8_gemm_nt(
         _fp8_gemm_nt(a, (w, ws), out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
         if out.dtype is torch.bfloat16 and not is_compiling():
             x, xs = a
-            call = repeated.guarded(_decided_gemm(w, ws), (w, ws), (x, xs, out), owned=False).at(w, ws)
+            call = repeated.of_class(prepare_fp8_gemm_nt, w, ws, _decided_gemm(w, ws), x, xs, out, owned=False)
 
     return run
 
@@ -751,7 +751,7 @@ def prepare_blockscale_linear(
         y = _dynamic(input, w, scale, BLOCK, e8m0)
         if is_compiling():
             return y
-        call = repeated.guarded(_runs(w, scale, e8m0), (w, scale), (input,), owned=False).at(w, scale)
+        call = repeated.of_class((prepare_blockscale_linear, e8m0), w, scale, _runs(w, scale, e8m0), input, owned=False)
         return y
 
     return run

@@ -262,17 +262,26 @@ def find(key: object, weight: object, scale: object) -> GuardedCall[Any] | None:
 
 
 def store(key: object, weight: Tensor, scale: Tensor, run: Any, *rows: Tensor) -> None:
-    """Let calls with this weight and scale repeat a checked one; weights of one class share what is kept.
+    """Let calls with this weight and scale repeat a checked one.
 
     ``weight`` and ``scale`` of any shape and dtype, ``rows`` ``[M, ...]``.
     """
-    now, whole = current(), (key, *map(_whole, (weight, scale)), *map(_but_rows, rows))
+    call = of_class(key, weight, scale, run, *rows, owned=True)
+    current().weights.keep((key, id(weight), id(scale)), call)
+
+
+def of_class(key: object, weight: Tensor, scale: Tensor, run: Any, *rows: Tensor, owned: bool) -> GuardedCall[Any]:
+    """:func:`guarded` operands of a checked call; weights of one class share what is kept, but for their addresses.
+
+    ``weight`` and ``scale`` of any shape and dtype, ``rows`` ``[M, ...]``.
+    """
+    now, whole = current(), (key, owned, *map(_whole, (weight, scale)), *map(_but_rows, rows))
     call: GuardedCall[Any] | None = now.decisions.get(whole)
     here = None if call is None or call.run is not run else call.at(weight, scale)
     if here is None or not here.rows(weight, scale, *rows):  # another operator, or inference mode
-        call = now.decisions.keep(whole, guarded(run, (weight, scale), rows, owned=True))
+        call = now.decisions.keep(whole, guarded(run, (weight, scale), rows, owned=owned))
         here = call.at(weight, scale)
-    now.weights.keep((key, id(weight), id(scale)), here)
+    return here
 
 
 def store_as(key: object, weight: Tensor, scale: Tensor, call: GuardedCall[Any]) -> None:
