@@ -26,7 +26,7 @@ from .checks import FP8
 from .errors import LayoutError, OptionError, ShapeError, shown
 from .operators import empty
 from .routes import dtype_name, route
-from .support import BLOCK, BLOCKS, LEAST_1D1D, RUNS
+from .support import BLOCK, BLOCKS, DENSE, LEAST_1D1D, RUNS
 from .verbs import verb
 
 E5M2 = torch.float8_e5m2
@@ -89,31 +89,25 @@ def _every_masked(verb: Callable[..., Tensor], inputs: Inputs, options: Options)
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-@verb("fp8_gemm_nt", adapter=paired(("a", 0), ("b", 1)), native=(BLOCKS,))
+@verb(DENSE, adapter=paired(("a", 0), ("b", 1)), native=(BLOCKS,))
 def fp8_gemm_nn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises.
+    """The dense product with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises.
 
     ``a``, ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
     """
     blockscaled.fp8_gemm_nt(a, _turned("b", b), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 1)), native=(BLOCKS,))
+@verb(DENSE, adapter=paired(("a", 1), ("b", 1)), native=(BLOCKS,))
 def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`.
-
-    ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
-    """
+    """:func:`fp8_gemm_nn` with ``a (a [K, M], a_scale [K/128, M])`` too; the rest as of :func:`fp8_gemm_nn`."""
     left, right = _turned("a", a), _turned("b", b)
     blockscaled.fp8_gemm_nt(left, right, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@verb("fp8_gemm_nt", adapter=paired(("a", 1), ("b", 0)), native=(BLOCKS,))
+@verb(DENSE, adapter=paired(("a", 1), ("b", 0)), native=(BLOCKS,))
 def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises.
-
-    ``b``, ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
-    """
+    """The dense product with ``a (a [K, M], a_scale [K/128, M])``; the rest as of :func:`fp8_gemm_nn`."""
     blockscaled.fp8_gemm_nt(_turned("a", a), b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
@@ -338,7 +332,7 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
 # --- FlashInfer's and CUTLASS' groups --------------------------------------------------------------------------------
 
 
-@verb("fp8_gemm_nt", adapter=runs, native=(BLOCKS,))
+@verb(DENSE, adapter=runs, native=(BLOCKS,))
 def gemm_fp8_nt_groupwise(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:

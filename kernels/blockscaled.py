@@ -30,7 +30,7 @@ from .formulas import flashinfer_blocks, unpack_ue8m0
 from .operators import empty
 from .quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
 from .routes import cached, dtype_name, route
-from .support import BLACKWELL, BLOCK, BLOCKS, SWITCH_M
+from .support import BLACKWELL, BLOCK, BLOCKS, DENSE, SWITCH_M
 from .verbs import exported, serve, verb
 
 # --- as a contract, and as an operator, calls it -------------------------------------------------------------------
@@ -73,21 +73,21 @@ def _blockscale_operator(
 
 
 def _gemm_operator(checked: Callable[..., None]) -> Callable[..., None]:
-    """:func:`fp8_gemm_nt` as an operator: ``checked``, with a fast path for repeated calls.
+    """The verb as an operator: ``checked``, with a fast path for repeated calls.
 
     Inside of an operator torch's guard sees other dispatch keys, so that the operator has cached calls of its own. The
     guard compares ``requires_grad``, so that a call that requires a gradient reaches ``checked``, which refuses it.
     """
 
     def run(
-        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
     ) -> None:
         call = repeated.find(run, b, b_scale)
         if call is not None and c is None and call.rows(b, b_scale, a, a_scale, out):
-            call.run(a, a_scale, b, b_scale, out, None, disable_ue8m0_cast)
+            call.run(a, a_scale, b, b_scale, out, None, float_scales)
             return
-        checked(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
-        checked_call = repeated.find("fp8_gemm_nt", b, b_scale)
+        checked(a, a_scale, b, b_scale, out, c, float_scales)
+        checked_call = repeated.find(DENSE, b, b_scale)
         if checked_call is not None and checked_call.rows(b, b_scale, a, a_scale, out):
             repeated.store_as(run, b, b_scale, checked_call)
 
@@ -125,7 +125,7 @@ def _linear_operator(verb_keys: Mapping[bool, object]) -> Callable[[Callable[...
 
 
 @verb(
-    "fp8_gemm_nt",
+    DENSE,
     adapter=_into_fresh,
     writes=("out",),
     fast_path=_gemm_operator,
@@ -164,18 +164,18 @@ def fp8_gemm_nt(
     """
     if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_dynamo_compiling():
         (x, xs), (w, ws) = a, b
-        call = repeated.find("fp8_gemm_nt", w, ws)
+        call = repeated.find(DENSE, w, ws)
         if call is not None and call.rows(w, ws, x, xs, out) and type(disable_ue8m0_cast) is bool:
             call.run(x, xs, w, ws, out, None, disable_ue8m0_cast)
             return
-    _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
+    _gemm_with_checks(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-@checks.checked(name="fp8_gemm_nt")
-def _fp8_gemm_nt(
+@checks.checked(name=DENSE)
+def _gemm_with_checks(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, *, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
-    """:func:`fp8_gemm_nt` with every check."""
+    """The verb with every check."""
     (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     _check_gemm(x, xs, w, ws, out, c)
     if is_compiling():
@@ -183,7 +183,7 @@ def _fp8_gemm_nt(
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
     if c is None and out.dtype is torch.bfloat16:
-        repeated.store("fp8_gemm_nt", w, ws, _decided_gemm(w, ws), x, xs, out)
+        repeated.store(DENSE, w, ws, _decided_gemm(w, ws), x, xs, out)
 
 
 @verb()
@@ -229,7 +229,7 @@ def prepare_fp8_gemm_nt(
                 return
         if w is None or ws is None:
             raise repeated.gone("b" if w is None else "b_scale")
-        _fp8_gemm_nt(a, (w, ws), out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
+        _gemm_with_checks(a, (w, ws), out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
         if out.dtype is torch.bfloat16 and not is_compiling():
             x, xs = a
             call = repeated.of_class(prepare_fp8_gemm_nt, w, ws, _decided_gemm(w, ws), x, xs, out, owned=False)
@@ -255,13 +255,11 @@ def _gemm_run(device: torch.device, n: int, k: int, dense: bool, packed: bool) -
         return product
     here, index = fast.DEVICE, device.index
 
-    def run(
-        x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
-    ) -> None:
+    def run(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, float_scales: bool) -> None:
         if here() == index:
-            return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
+            return product(x, xs, w, ws, out, c, float_scales)
         with torch.cuda.device(device):
-            return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
+            return product(x, xs, w, ws, out, c, float_scales)
 
     return run
 
@@ -271,39 +269,37 @@ def _aligned(backend: Backend, dense: bool) -> Gemm:
     return backend.dense_gemm_nt() if dense and backend.dense_gemm_nt is not None else backend.aligned_gemm_nt
 
 
-def _product(
-    x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
-) -> None:
-    """:func:`fp8_gemm_nt` of checked operands."""
+def _product(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, float_scales: bool) -> None:
+    """The verb of checked operands."""
     (m, k), n = x.shape, w.shape[0]
-    run, packs = cached(_gemm, x.device, n, k, out.dtype, None if c is None else c.dtype, disable_ue8m0_cast)
+    run, packs = cached(_gemm, x.device, n, k, out.dtype, None if c is None else c.dtype, float_scales)
     if m == 0:
         return
     if packs:
-        xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
+        xs, ws = packed_scales(xs, ws, (m, n, k), float_scales)
     elif ws.dtype is torch.int32:
         ws = block_scale(ws, k)
-    run.gemm(_operation())(x, xs, w, ws, out, c, disable_ue8m0_cast)
+    run.gemm(_operation())(x, xs, w, ws, out, c, float_scales)
 
 
 def _gemm(
-    device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype | None, disable_ue8m0_cast: bool
+    device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype | None, float_scales: bool
 ) -> tuple[Backend, bool]:
     """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
-    backend = route(_operation(), device, ("n", n), ("k", k), *dtypes, *held(disable_ue8m0_cast))
+    backend = route(_operation(), device, ("n", n), ("k", k), *dtypes, *held(float_scales))
     return backend, backend.name == "deep_gemm" and machines.packs_ue8m0()
 
 
 def _operation() -> str:
-    return BLOCKS if machines.current_machine().sm in BLACKWELL else "fp8_gemm_nt"
+    return BLOCKS if machines.current_machine().sm in BLACKWELL else DENSE
 
 
-def held(disable_ue8m0_cast: bool) -> tuple[tuple[str, str], ...]:
+def held(float_scales: bool) -> tuple[tuple[str, str], ...]:
     """The field of a problem that says what its scales may hold, where a backend of this machine looks at it."""
     if not machines.packs_ue8m0():
         return ()
-    return (("scale_format", "float32" if disable_ue8m0_cast else "ue8m0"),)
+    return (("scale_format", "float32" if float_scales else "ue8m0"),)
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
@@ -320,7 +316,7 @@ def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Te
 
 
 def packed_scales(
-    a_scale: Tensor, b_scale: Tensor, extents: tuple[int, int, int], disable_ue8m0_cast: bool
+    a_scale: Tensor, b_scale: Tensor, extents: tuple[int, int, int], float_scales: bool
 ) -> tuple[Tensor, Tensor]:
     """Both float32 scales as packed UE8M0, which Blackwell's kernels take; every scale must be a power of two.
 
@@ -334,7 +330,7 @@ def packed_scales(
     ValueRangeError
         A scale is no power of two; the kernel would drop its mantissa.
     """
-    if disable_ue8m0_cast:
+    if float_scales:
         raise OptionError(
             "these kernels take UE8M0 scales only; quantise with use_ue8m0=True and pass disable_ue8m0_cast=False"
         )
@@ -837,7 +833,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
 def _packed_gemm(run: Backend, input: Tensor, weight: Tensor, weight_scale: Tensor, out: Tensor) -> None:
     n, k = weight.shape
     q, scale = per_token_group_quant_fp8_packed(input, BLOCK)
-    run.fp8_gemm_nt(q, scale, weight, _packed(weight_scale, n, k), out, None, False)
+    run.gemm_nt(q, scale, weight, _packed(weight_scale, n, k), out, None, False)
 
 
 def _scale_matches(name: str, x: Tensor, scale: Tensor | None, expected: tuple[int, int], meaning: str) -> None:

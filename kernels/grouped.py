@@ -72,9 +72,9 @@ def get_mk_alignment_for_contiguous_layout() -> int:
 @constant
 def _alignment() -> int:
     device, found = torch.device(machines.current_machine().device), list[int]()
-    for disable_ue8m0_cast in (True, False):
+    for float_scales in (True, False):
         with contextlib.suppress(NoBackendError):  # what multiplies nothing asks for nothing
-            found.append(route("grouped_contiguous", device, *held(disable_ue8m0_cast)).alignment())
+            found.append(route("grouped_contiguous", device, *held(float_scales)).alignment())
     return math.lcm(*found) if found else BLOCK
 
 
@@ -260,10 +260,10 @@ def scaled_grouped_mm(
 
 
 def _route(
-    op: str, device: torch.device, dtype: torch.dtype, n: int, k: int, groups: int, disable_ue8m0_cast: bool
+    op: str, device: torch.device, dtype: torch.dtype, n: int, k: int, groups: int, float_scales: bool
 ) -> Backend:
     extents = (("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(dtype)))
-    return route(op, device, *extents, *held(disable_ue8m0_cast))
+    return route(op, device, *extents, *held(float_scales))
 
 
 def _check_indices(check: bool | None, m_indices: Tensor, groups: int, alignment: int) -> None:

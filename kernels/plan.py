@@ -32,7 +32,7 @@ from .errors import (
 )
 from .platform import current_machine
 from .records import ARCHES, Config, Machine, Plan, Problem
-from .support import BLACKWELL, BLOCKS, MIXED, MX_LAYERS, RUNS
+from .support import BLACKWELL, BLOCKS, DENSE, MIXED, MX_LAYERS, RUNS
 
 __all__ = [
     "considered",
@@ -72,7 +72,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "linear": ("cutlass", "sgl_kernel", "torch", "eager"),
     "torch_linear": ("torch",),
     "block_linear": ("cutlass", "sgl_kernel", "torch", "triton_gemm", "eager"),
-    "fp8_gemm_nt": ("deep_gemm", "triton_gemm", "eager"),
+    DENSE: ("deep_gemm", "triton_gemm", "eager"),
     BLOCKS: ("deep_gemm", "cutlass", "flashinfer_cutlass", "triton_gemm", "eager"),
     "blockscale_sm90": ("flashinfer", "eager"),
     "few_rows": ("triton_linear", "eager"),
@@ -141,7 +141,7 @@ ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
         "eager",
     ),
 }
-NATIVE: Mapping[str, str] = {"fp8_gemm_nt": BLOCKS}
+NATIVE: Mapping[str, str] = {DENSE: BLOCKS}
 """Operations that are another one on Blackwell."""
 MODULES: Mapping[str, str] = {
     # backend: its file in backends/
@@ -185,7 +185,7 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "torch_linear",
         {"n": 4096, "k": 4096, "a_scale": "token", "b_scale": "channel", "kernel": "rowwise"},
     ),
-    "fp8_gemm_nt": ("fp8_gemm_nt", {"n": 4096, "k": 4096}),
+    DENSE: (DENSE, {"n": 4096, "k": 4096}),
     "fp8_blockscale_gemm_sm90": ("blockscale_sm90", {"n": 4096, "k": 4096}),
     "few_rows_blockscale_linear": ("few_rows", {"m": 31, "n": 4096, "k": 4096}),
     "dynamic_flashinfer_deepgemm_blockscale_gemm (M=31)": ("dynamic_blockscale", {"m": 31, "n": 4096, "k": 4096}),

@@ -21,6 +21,7 @@ from .support import (
     BLOCK,
     CUTLASS,
     DEEP_GEMM_SM,
+    DENSE,
     E4M3_GFX,
     E8M0_SWITCH,
     ROWWISE_ROCM,
@@ -72,7 +73,7 @@ def packs_ue8m0(machine: Machine | None = None) -> bool:
 def quantises_to_ue8m0(machine: Machine | None = None, config: Config | None = None) -> bool:
     """Whether a layer takes UE8M0 scales by default: where DeepGEMM multiplies, and by the switch of its family."""
     machine, config = machine or current_machine(), config or current_config()
-    if why_not("deep_gemm", Problem("fp8_gemm_nt"), machine, config) is not None:
+    if why_not("deep_gemm", Problem(DENSE), machine, config) is not None:
         return False
     return config.use_deep_gemm_e8m0 if packs_ue8m0(machine) else config.use_deep_gemm_e8m0_hopper
 

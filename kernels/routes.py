@@ -111,8 +111,8 @@ def explain(
 def trace() -> Iterator[context.Calls]:
     """Counts the calls of libraries in a block, by backend and function, and names them for profilers.
 
-    ``with kernels.trace() as calls: layer(x)``, then ``calls["deep_gemm", "fp8_gemm_nt"]``. Each call is a range of
-    ``torch.profiler`` and, on a GPU, of NVTX: ``fp8_kernels.deep_gemm.fp8_gemm_nt``. Decisions are made anew for the
+    ``with kernels.trace() as calls: layer(x)``, then ``calls["deep_gemm", "gemm_nt"]``. Each call is a range of
+    ``torch.profiler`` and, on a GPU, of NVTX: ``fp8_kernels.deep_gemm.gemm_nt``. Decisions are made anew for the
     block; a plan that was kept before it is not seen, and outside of such a block nothing is counted or costs time.
     """
     calls: context.Calls = Counter()

@@ -91,12 +91,14 @@ PLAIN_TORCH_ON_GPU = (
     "layout",
 )
 """Operations that plain torch serves on every device."""
+DENSE = "fp8_gemm_nt"
+"""The dense product of codes with block scales."""
 BLOCKS = "fp8_block_product"
 """The product of FP8 codes with scales of blocks on Blackwell, where other libraries serve it than before."""
 RUNS = "fp8_block_runs"
 """The product of rows in runs, one after another, with scales of blocks: where no library takes runs as they lie, they
 are copied to aligned places."""
-GEMMS = ("fp8_gemm_nt", BLOCKS, RUNS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
+GEMMS = (DENSE, BLOCKS, RUNS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
 
 

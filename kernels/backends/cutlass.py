@@ -146,7 +146,7 @@ def block_linear(
 
 @on_its_device
 def block_product(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
 ) -> None:
     """:func:`block_linear` of a weight ``b [N, K]`` into ``out``.
 

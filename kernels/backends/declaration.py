@@ -30,7 +30,8 @@ Quantiser = Callable[[Tensor, Tensor | None, Allocate], Pair]
 Linear = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
 """``(a, b, scale_a, scale_b, bias, out_dtype)``."""
 Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], None]
-"""``(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)``."""
+"""``(a, a_scale, b, b_scale, out, c, float_scales)``; the last, DeepGEMM's ``disable_ue8m0_cast``, says that scales
+need be no powers of two."""
 
 OfHeads = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Scales of queries, keys and values; None: 1."""
@@ -360,10 +361,10 @@ class Backend:
     unfused: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype, Tensor], Tensor] = _absent
     """As :attr:`scaled_mm`, then a float32 one on the device."""
     block_product: Gemm = _absent
-    """:attr:`fp8_gemm_nt` on Blackwell."""
-    fp8_gemm_nt: Gemm = _absent
+    """:attr:`gemm_nt` on Blackwell."""
+    gemm_nt: Gemm = _absent
     aligned_gemm_nt: Gemm = _absent
-    """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
+    """:attr:`gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
     dense_gemm_nt: Callable[[], Gemm] | None = None
     """:attr:`aligned_gemm_nt` for a weight and a scale that are so too, prepared for the configuration of the moment;
     only where it is worth it."""
@@ -373,11 +374,11 @@ class Backend:
     """``(dtype, n, k)``: for inputs of a dtype with less than 32 rows and a weight ``[N, K]``; FlashInfer's
     formula, inside the product."""
     grouped_contiguous: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None] = _absent
-    """``(a, a_scale, b, b_scale, out, m_indices, disable_ue8m0_cast)``."""
+    """``(a, a_scale, b, b_scale, out, m_indices, float_scales)``."""
     block_runs: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None] = _absent
     """``(a, a_scale, b, b_scale, out, m_indptr)``: rows in runs as they lie; rows of no group are left alone."""
     grouped_masked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], None] = _absent
-    """``(a, a_scale, b, b_scale, out, masked_m, expected_m, disable_ue8m0_cast)``."""
+    """``(a, a_scale, b, b_scale, out, masked_m, expected_m, float_scales)``."""
     alignment: Callable[[], int] = _absent
     """Rows to which each expert's run of :attr:`grouped_contiguous` is aligned."""
     grouped_scaled: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
@@ -387,7 +388,7 @@ class Backend:
     k_grouped: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, list[int], Tensor, Tensor], None] = _absent
     """``(a, a_scale, b, b_scale, out [G, M, N] float32, ks, ks_tensor, c)``."""
     skip_head_mid: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, int, int], bool], None] = _absent
-    """``(a, a_scale, b, b_scale, out, (left, mid, right), disable_ue8m0_cast)``."""
+    """``(a, a_scale, b, b_scale, out, (left, mid, right), float_scales)``."""
     einsum: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = _absent
     """``(a [B, H, R], a_scale, b [H, D, R], b_scale, out [B, H, D])``."""
     bmm: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
@@ -441,7 +442,7 @@ class Backend:
     def gemm(self, op: str) -> Gemm:
         """Its product of block-scaled FP8 codes for an operation of the plan."""
         own = op == support.BLOCKS and self.block_product is not _absent
-        return self.block_product if own else self.fp8_gemm_nt
+        return self.block_product if own else self.gemm_nt
 
     def takes_runs(self) -> bool:
         """Whether it multiplies rows in runs as they lie."""
@@ -483,8 +484,8 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),
-    "fp8_gemm_nt": (("fp8_gemm_nt", "aligned_gemm_nt"),),
-    support.BLOCKS: (("block_product",), ("fp8_gemm_nt", "aligned_gemm_nt")),
+    support.DENSE: (("gemm_nt", "aligned_gemm_nt"),),
+    support.BLOCKS: (("block_product",), ("gemm_nt", "aligned_gemm_nt")),
     "dynamic_blockscale": (("few_rows",), ("blockscale_sm90",), ("aligned_gemm_nt",)),  # or after a quantiser
     "grouped_contiguous": (("grouped_contiguous", "alignment"),),
     support.RUNS: (("block_runs",), ("grouped_contiguous", "alignment")),

@@ -27,14 +27,14 @@ from ..errors import MissingPackageError, OptionError
 from ..layout import get_mn_major_tma_aligned_packed_ue8m0_tensor, transform_sf_into_required_layout
 from ..platform import packs_ue8m0
 from ..records import Machine, Problem
-from ..support import BLACKWELL, BLOCK, BLOCKS, GEMMS, MIXED, RUNS
+from ..support import BLACKWELL, BLOCK, BLOCKS, DENSE, GEMMS, MIXED, RUNS
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from .declaration import Backend, Gemm, Product, Scales
 
 IMPORT_NAMES = ("deep_gemm", "vllm.third_party.deep_gemm")
 SYMBOLS = {
     # our name: the library's names, newest first
-    "fp8_gemm_nt": ("fp8_gemm_nt", "gemm_fp8_fp8_bf16_nt"),
+    DENSE: ("fp8_gemm_nt", "gemm_fp8_fp8_bf16_nt"),
     "grouped_contiguous": ("m_grouped_fp8_gemm_nt_contiguous", "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous"),
     "grouped_masked": (
         "fp8_m_grouped_gemm_nt_masked",
@@ -74,9 +74,9 @@ def kernel(p: Problem, machine: Machine) -> str:
 def routine(p: Problem) -> str:
     """The key of :data:`SYMBOLS` for a problem."""
     return {
-        "dynamic_blockscale": "fp8_gemm_nt",
-        "gemm_1d1d": "fp8_gemm_nt",
-        BLOCKS: "fp8_gemm_nt",
+        "dynamic_blockscale": DENSE,
+        "gemm_1d1d": DENSE,
+        BLOCKS: DENSE,
         RUNS: "grouped_contiguous",
     }.get(p.op, p.op)
 
@@ -146,8 +146,8 @@ def alignment() -> int:
     return int(symbol("alignment")[0]())
 
 
-def fp8_gemm_nt(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+def gemm_nt(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
 ) -> None:
     """Dense product into ``out``.
 
@@ -155,42 +155,42 @@ def fp8_gemm_nt(
     """
     if is_other_device(a.device):
         with torch.cuda.device(a.device):
-            return fp8_gemm_nt(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
+            return gemm_nt(a, a_scale, b, b_scale, out, c, float_scales)
     target = writable(out)
-    aligned_gemm_nt(addressable(a), _row_scale(a_scale), b, b_scale, target, c, disable_ue8m0_cast)
+    aligned_gemm_nt(addressable(a), _row_scale(a_scale), b, b_scale, target, c, float_scales)
     if target is not out:
         out.copy_(target)
 
 
 def aligned_gemm_nt(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
 ) -> None:
-    """:func:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes; the weight may be neither.
+    """:func:`gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes; the weight may be neither.
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    dense_gemm_nt()(a, a_scale, addressable(b), _weight_scale(b_scale), out, c, disable_ue8m0_cast)
+    dense_gemm_nt()(a, a_scale, addressable(b), _weight_scale(b_scale), out, c, float_scales)
 
 
 def dense_gemm_nt() -> Gemm:
     """:func:`aligned_gemm_nt` for a weight that is dense on 16 bytes too: the library's function, looked up once."""
-    function, name = symbol("fp8_gemm_nt")
+    function, name = symbol(DENSE)
     legacy = name in LEGACY
 
     def gemm(
-        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+        a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
     ) -> None:
         if legacy:
             function((a, _legacy_scale(a_scale)), (b, b_scale), out)
         else:
-            function((a, a_scale), (b, b_scale), out, disable_ue8m0_cast=disable_ue8m0_cast)
+            function((a, a_scale), (b, b_scale), out, disable_ue8m0_cast=float_scales)
 
     return gemm
 
 
 @on_its_device
 def grouped_contiguous(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, float_scales: bool
 ) -> None:
     """Grouped product over rows sorted by expert, into ``out``.
 
@@ -204,7 +204,7 @@ def grouped_contiguous(
         function((addressable(a), _legacy_scale(a_scale)), weight, target, m_indices)
     else:
         left = addressable(a), _row_scale(a_scale)
-        function(left, weight, target, m_indices, disable_ue8m0_cast=disable_ue8m0_cast)
+        function(left, weight, target, m_indices, disable_ue8m0_cast=float_scales)
     if target is not out:
         out.copy_(target)
 
@@ -218,7 +218,7 @@ def grouped_masked(
     out: Tensor,
     masked_m: Tensor,
     expected_m: int,
-    disable_ue8m0_cast: bool,
+    float_scales: bool,
 ) -> None:
     """Grouped product over ``[G, M, K]`` with a row count per group, into ``out``.
 
@@ -237,7 +237,7 @@ def grouped_masked(
     if name in LEGACY:
         function((left[0], _legacy_scale(a_scale)), right, target, masked_m, expected_m)
     else:
-        function(left, right, target, masked_m, expected_m, disable_ue8m0_cast=disable_ue8m0_cast)
+        function(left, right, target, masked_m, expected_m, disable_ue8m0_cast=float_scales)
     if target is not out:
         out.copy_(target[:, :m])
 
@@ -254,7 +254,7 @@ def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tenso
         target.zero_()
     elif target.data_ptr() != c.data_ptr():
         target.copy_(c)
-    function, name = symbol("fp8_gemm_nt")
+    function, name = symbol(DENSE)
     if name in LEGACY:
         raise MissingPackageError("DeepGEMM", {name: "it has no recipe (1, 1, 128); install a newer release"})
     left, right = (dense(a), lanes(a_scale)), (dense(b), lanes(b_scale))  # it takes K for the pitch of the rows
@@ -297,7 +297,7 @@ def skip_head_mid(
     b_scale: Tensor,
     out: Tensor,
     splits: tuple[int, int, int],
-    disable_ue8m0_cast: bool,
+    float_scales: bool,
 ) -> None:
     """Dense product into the heads' columns of ``out``, whose gaps stay as they are.
 
@@ -315,7 +315,7 @@ def skip_head_mid(
     a_scale, b_scale = _packed(a, a_scale, b, b_scale)
     left, right = (addressable(a), _row_scale(a_scale)), (addressable(b), _weight_scale(b_scale))
     recipe = (1, BLOCK, BLOCK)
-    symbol("skip_head_mid")[0](left, right, target, splits, recipe=recipe, disable_ue8m0_cast=disable_ue8m0_cast)
+    symbol("skip_head_mid")[0](left, right, target, splits, recipe=recipe, disable_ue8m0_cast=float_scales)
     if target is not out:
         out.copy_(target)
 
@@ -536,7 +536,7 @@ BACKEND = Backend(
     steps=steps,
     missing=missing,
     numerics=numerics,
-    fp8_gemm_nt=fp8_gemm_nt,
+    gemm_nt=gemm_nt,
     aligned_gemm_nt=aligned_gemm_nt,
     dense_gemm_nt=dense_gemm_nt,
     grouped_contiguous=grouped_contiguous,

@@ -358,8 +358,8 @@ def block_product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, rows: 
 
 
 @no_autocast_no_grad
-def fp8_gemm_nt(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+def gemm_nt(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
 ) -> None:
     """Dense product into ``out``; ``c`` is added in float32 before the cast.
 
@@ -392,7 +392,7 @@ def _few_rows(x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
 
 @no_autocast_no_grad
 def grouped_contiguous(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, float_scales: bool
 ) -> None:
     """Each row against its expert's weight, into ``out``; rows with index -1 are left alone.
 
@@ -413,7 +413,7 @@ def grouped_masked(
     out: Tensor,
     masked_m: Tensor,
     expected_m: int,
-    disable_ue8m0_cast: bool,
+    float_scales: bool,
 ) -> None:
     """The first ``masked_m[g]`` rows of each group, into ``out``; the other rows are left alone.
 
@@ -480,7 +480,7 @@ def skip_head_mid(
     b_scale: Tensor,
     out: Tensor,
     splits: tuple[int, int, int],
-    disable_ue8m0_cast: bool,
+    float_scales: bool,
 ) -> None:
     """Dense product into the columns of ``out`` outside of the heads' gaps.
 
@@ -784,8 +784,8 @@ BACKEND = Backend(
     cache_gather=eager_cache.gather,
     linear=linear,
     block_linear=block_linear,
-    fp8_gemm_nt=fp8_gemm_nt,
-    aligned_gemm_nt=fp8_gemm_nt,
+    gemm_nt=gemm_nt,
+    aligned_gemm_nt=gemm_nt,
     blockscale_sm90=blockscale_sm90,
     few_rows=few_rows,
     grouped_contiguous=grouped_contiguous,

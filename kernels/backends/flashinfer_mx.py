@@ -238,7 +238,7 @@ def _grouped(p: Product, *, name: str, op: str) -> None:
 
 @on_its_device
 def block_product(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
 ) -> None:
     """``gemm_fp8_nt_groupwise`` of float32 scales, into ``out``.
 

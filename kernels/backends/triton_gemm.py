@@ -154,8 +154,8 @@ def _tile(m: int, n: int, groups: int) -> Tile:
     return tile_for(m, n, groups, machine.sms, machine.sm)
 
 
-def fp8_gemm_nt(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+def gemm_nt(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
 ) -> None:
     """Dense product into ``out``.
 
@@ -172,12 +172,12 @@ def block_linear(
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
-    fp8_gemm_nt(a, scale_a, b.t(), scale_b.t(), out, None, True)
+    gemm_nt(a, scale_a, b.t(), scale_b.t(), out, None, True)
     return out
 
 
 def grouped_contiguous(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, float_scales: bool
 ) -> None:
     """Each row against its expert's weight, into ``out``; rows with index -1 are left alone.
 
@@ -194,7 +194,7 @@ def grouped_masked(
     out: Tensor,
     masked_m: Tensor,
     expected_m: int,
-    disable_ue8m0_cast: bool,
+    float_scales: bool,
 ) -> None:
     """The first ``masked_m[g]`` rows of each group, into ``out``; the other rows are left alone.
 
@@ -213,8 +213,8 @@ BACKEND = Backend(
     kernel=kernel,
     steps=steps,
     missing=loads(library),
-    fp8_gemm_nt=fp8_gemm_nt,
-    aligned_gemm_nt=fp8_gemm_nt,
+    gemm_nt=gemm_nt,
+    aligned_gemm_nt=gemm_nt,
     block_linear=block_linear,
     grouped_contiguous=grouped_contiguous,
     grouped_masked=grouped_masked,

@@ -52,7 +52,7 @@ from ..quantize import per_token_group_quant_fp8, scaled_fp8_quant
 from ..records import FALLBACKS, Problem
 from ..repeated import PLAIN
 from ..routes import cached, dtype_name, preferring
-from ..support import BLOCK, SWITCH_M
+from ..support import BLOCK, DENSE, SWITCH_M
 from .checkpoint import Checkpoint, Scheme
 from .shards import KINDS, SCALES, Layout, Shard, Span, check, fill, finite, kind_of, lay_out, share, whole
 
@@ -741,7 +741,7 @@ def _decided_dtype(device: str, n: int, k: int, kind: torch.dtype, bias: bool) -
 def _server(device: str, n: int, k: int, dtype: torch.dtype) -> str | None:
     """The backend that writes a product in ``dtype``; None where none does, and another dtype is asked for."""
     try:
-        return plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(dtype))).backend
+        return plan(Problem(DENSE, device=device, n=n, k=k, out_dtype=dtype_name(dtype))).backend
     except NoBackendError:
         return None
 

@@ -107,7 +107,7 @@ def sglang(tiles: dict[int, Any] | None) -> Callable[..., object]:
 
 def compare(notes: Notes, folder: Path | None) -> None:
     """Our product through the layer's backend, SGLang's by its default tile and by tuned ones, DeepGEMM bare."""
-    ours = plan.backend_of("triton_gemm").fp8_gemm_nt
+    ours = plan.backend_of("triton_gemm").gemm_nt
     theirs = {}
     if folder is not None:
         tuned = {int(m): tile for m, tile in json.loads((folder / "tiles.json").read_text()).items()}

@@ -33,7 +33,7 @@ class TestDeepGemmDrift:
         seen = []
         library.fp8_gemm_nt = lambda a, b, out, **options: seen.append((a, b, options))
         a, b, out = make.codes(4, 128), make.codes(128, 128), torch.empty(4, 128, dtype=torch.bfloat16)
-        deep_gemm.fp8_gemm_nt(a, torch.ones(4, 1), b, torch.ones(1, 1), out, None, True)
+        deep_gemm.gemm_nt(a, torch.ones(4, 1), b, torch.ones(1, 1), out, None, True)
         assert seen[0][2] == {"disable_ue8m0_cast": True} and seen[0][0][0] is a
 
     @pytest.mark.parametrize("version", ["0.1.4.post1", "9.9.9", None])
@@ -54,7 +54,7 @@ class TestDeepGemmDrift:
         library.get_col_major_tma_aligned_tensor = lambda s: plain.column_major(s, 4)
         scale = torch.rand(5, 2)
         out = torch.empty(5, 128, dtype=torch.bfloat16)
-        deep_gemm.fp8_gemm_nt(make.codes(5, 256), scale, make.codes(128, 256), torch.ones(1, 2), out, None, True)
+        deep_gemm.gemm_nt(make.codes(5, 256), scale, make.codes(128, 256), torch.ones(1, 2), out, None, True)
         assert torch.equal(seen[0][1], scale) and seen[0][1].stride() == (1, 8)
 
     @pytest.mark.parametrize("name", deep_gemm.SYMBOLS["grouped_masked"])
@@ -84,7 +84,7 @@ class TestDeepGemmDrift:
     def test_a_strided_output_is_filled(self, library, make) -> None:
         library.fp8_gemm_nt = lambda a, b, out, **_: out.fill_(3.0)
         wide = torch.zeros(4, 200, dtype=torch.bfloat16)
-        deep_gemm.fp8_gemm_nt(
+        deep_gemm.gemm_nt(
             make.codes(4, 128), torch.ones(4, 1), make.codes(128, 128), torch.ones(1, 1), wide[:, :128], None, True
         )
         assert (wide[:, :128] == 3).all() and (wide[:, 128:] == 0).all()
@@ -109,7 +109,7 @@ class TestMaskedTiles:
             rows = int(masked_m[g])
             y = torch.zeros(-(-rows // 64) * 64, out.shape[2], dtype=out.dtype)
             real = torch.empty(min(m, len(y)), out.shape[2], dtype=out.dtype)
-            plain.fp8_gemm_nt(x[g][: len(y)], xs[g][: len(y)], w[g], ws[g], real, None, True)
+            plain.gemm_nt(x[g][: len(y)], xs[g][: len(y)], w[g], ws[g], real, None, True)
             y[: len(real)] = real
             space = flat[g * m : g * m + len(y)]
             space.copy_(y[: len(space)])

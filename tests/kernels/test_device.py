@@ -23,7 +23,7 @@ HELPERS = {
     "lanes",
     "context_lens",  # torch alone
     "blockscale_sm90",
-    "fp8_gemm_nt",
+    "gemm_nt",
     "aligned_gemm_nt",
     "dense_gemm_nt",  # two look by themselves, else the callers do
 }
@@ -89,7 +89,7 @@ def test_deep_gemm(current: list[int], library, make) -> None:
     seen = []
     library.fp8_gemm_nt = lambda a, b, out, **_: seen.append(current[-1])
     a, out = make.codes(4, 128).as_subclass(Elsewhere), torch.zeros(4, 64, dtype=torch.bfloat16)
-    deep_gemm.fp8_gemm_nt(a, torch.ones(4, 1), make.codes(64, 128), torch.ones(1, 1), out, None, True)
+    deep_gemm.gemm_nt(a, torch.ones(4, 1), make.codes(64, 128), torch.ones(1, 1), out, None, True)
     assert seen == [1] and current[-1] == 0
 
 

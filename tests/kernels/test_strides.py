@@ -46,7 +46,7 @@ class TestStridesThatLibrariesCheck:
         given = [make.codes(m, 256), make.scales(m, 2), make.codes(64, 256), make.scales(1, 2), out]
         given[which] = self.awkward(given[which], how)
         x, xs, w, ws, out = given
-        deep_gemm.fp8_gemm_nt(x, xs, w, ws, out, None, True)
+        deep_gemm.gemm_nt(x, xs, w, ws, out, None, True)
         assert (out == 3).all()
         if which != 1 or how == "shifted":
             with pytest.raises(AssertionError):
@@ -79,7 +79,7 @@ class TestStridesThatLibrariesCheck:
         library.fp8_gemm_nt = lambda a, b, out, **_: seen.append(b[1])
         packed = plain.pack_ue8m0(torch.ones(64, 8))
         out = torch.zeros(4, 64, dtype=torch.bfloat16)
-        deep_gemm.fp8_gemm_nt(make.codes(4, 1024), torch.ones(4, 8), make.codes(64, 1024), packed, out, None, False)
+        deep_gemm.gemm_nt(make.codes(4, 1024), torch.ones(4, 8), make.codes(64, 1024), packed, out, None, False)
         assert seen[0] is packed
 
     def test_what_is_ready_is_not_copied(self, library, make) -> None:
@@ -87,7 +87,7 @@ class TestStridesThatLibrariesCheck:
         library.fp8_gemm_nt = lambda a, b, out, **_: seen.extend([*a, *b, out])
         a, b, out = make.codes(4, 256), make.codes(64, 256), torch.zeros(4, 64, dtype=torch.bfloat16)
         xs, ws = plain.column_major(make.scales(4, 2), 4), make.scales(1, 2)
-        deep_gemm.fp8_gemm_nt(a, xs, b, ws, out, None, True)
+        deep_gemm.gemm_nt(a, xs, b, ws, out, None, True)
         assert all(x is y for x, y in zip(seen, (a, xs, b, ws, out), strict=True))
 
 
@@ -99,7 +99,7 @@ def test_deep_gemm_gets_a_weight_on_16_bytes(library, make) -> None:
     weight = room[1:].view(64, 256).copy_(make.codes(64, 256))
     assert weight.is_contiguous() and weight.data_ptr() % 16
     out = torch.zeros(4, 64, dtype=torch.bfloat16)
-    deep_gemm.fp8_gemm_nt(make.codes(4, 256), make.scales(4, 2), weight, make.scales(1, 2), out, None, True)
+    deep_gemm.gemm_nt(make.codes(4, 256), make.scales(4, 2), weight, make.scales(1, 2), out, None, True)
     assert seen[0].data_ptr() % 16 == 0 and torch.equal(seen[0].float(), weight.float())
 
 

@@ -157,7 +157,7 @@ def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     w, out = torch.zeros(3, 96, 256, dtype=torch.uint8).view(torch.float8_e4m3fn), torch.zeros(70, 96)
     scale, weights = torch.ones(2, 72)[:, :70].t(), torch.ones(3, 1, 2)
     with use_machine(Machine.described("sm80", sms=108)):
-        triton_gemm.fp8_gemm_nt(x[:, :256], scale, w[0], weights[0], out, None, True)
+        triton_gemm.gemm_nt(x[:, :256], scale, w[0], weights[0], out, None, True)
         triton_gemm.grouped_contiguous(x[:, ::2], scale, w, weights, out, torch.zeros(70, dtype=torch.int32), True)
         grid = x[:, :256].expand(3, 70, 256)
         triton_gemm.grouped_masked(grid, scale.expand(3, 70, 2), w, weights, out, torch.ones(3).int(), 70, True)

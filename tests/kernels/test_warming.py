@@ -141,7 +141,7 @@ def codes(*shape: int) -> Tensor:
 def dense(m: int) -> None:
     scale = torch.zeros(4, m + -m % 4).t()[:m]
     out = torch.empty(m, 320, dtype=torch.bfloat16)
-    triton_gemm.fp8_gemm_nt(codes(m, 512), scale, codes(320, 512), torch.zeros(3, 4), out, None, True)
+    triton_gemm.gemm_nt(codes(m, 512), scale, codes(320, 512), torch.zeros(3, 4), out, None, True)
 
 
 def masked(m: int) -> None:
