@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._triton_kernels import _ceil_ue8m0, _divide, _encode, _quotient
+from ._triton_kernels import _ceil_ue8m0, _divide, _encode, _quotient, _shared_quotient
 
 
 @triton.jit
@@ -44,32 +44,6 @@ def _at_most(value, limit):
     """The smaller of both; a NaN of either stays."""
     low = tl.where(value > limit, limit, value)
     return tl.where(limit != limit, limit, low)
-
-
-@triton.jit
-def _shared_quotient(v, scale, GUARD: tl.constexpr, NATIVE: tl.constexpr):
-    """``v / scale [.., 1]`` for a positive scale that many values share: three instructions in place of a division.
-
-    ``near = v * inverse``, then ``near - (near * scale - v) * inverse`` by two fused multiply-adds, in signs that keep
-    -0 (``0 - x``, as Triton negates, would not). Its code is that of the float32 quotient
-    (``tests/kernels/test_shared_quotient.py``) for scales from 2^-90 and ``|v|`` up to 448 of the scale; beyond,
-    ``near`` may overflow, and ``GUARD`` keeps it. By an infinite scale finite values give 0, infinite ones NaN.
-    """
-    wide = tl.broadcast_to(scale, v.shape)
-    if NATIVE:
-        inverse = tl.broadcast_to(_divide(tl.full(scale.shape, 1.0, tl.float32), scale, NATIVE), v.shape)
-        finite = tl.where(wide == float("inf"), 0.0, wide)
-        near = v * inverse
-        converted = tl.inline_asm_elementwise(
-            "{ .reg .f32 t; neg.f32 t, $1; fma.rn.f32 t, $2, $4, t; neg.f32 t, t; fma.rn.f32 $0, t, $3, $2; }",
-            "=f,f,f,f,f",
-            [v, near, inverse, finite],
-            tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-        return tl.where(tl.abs(near) < 512.0, converted, near) if GUARD else converted
-    return _quotient(v, wide, NATIVE)
 
 
 @triton.jit

@@ -150,8 +150,9 @@ def overhead(notes: Notes, device: str) -> None:
                 bare((q, s), (t["b"], t["b_scale"]), y, disable_ue8m0_cast=True)
 
             calls[64]["layer's quantiser, bare DeepGEMM"] = sequence
-            linear_bare = _bare_linear(x, t["b"], t["b_scale"])
-            calls[64]["bare vLLM quantiser and DeepGEMM"] = lambda: linear_bare(0)
+            with notes.attempt("bare vLLM quantiser and DeepGEMM"):
+                linear_bare = _bare_linear(x, t["b"], t["b_scale"])
+                calls[64]["bare vLLM quantiser and DeepGEMM"] = lambda: linear_bare(0)
         for m, candidates in calls.items():
             notes.time(f"host_us.switch M={m}", host_microseconds(candidates, device))
 
