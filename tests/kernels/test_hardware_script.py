@@ -53,6 +53,14 @@ def test_dry_run_on_the_cpu(tmp_path: Path) -> None:
         measure.main(["--out", str(tmp_path), "--only", "nothing"])
 
 
+def test_beside_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is above the record's time by more than 2% and 1 us is said; the rest is not."""
+    record = {"host_us.product": {"layer": 40.0, "bare": 36.0}, "host_us.gone": {"layer": 1.0}}
+    assert measure.compared({"host_us.product": {"layer": 40.9, "bare": 36.0, "new": 9.0}}, record) == []
+    assert measure.compared({"host_us.product": {"layer": 41.1, "bare": 36.0}}, record) == ["host_us.product layer"]
+    assert "WORSE" in capsys.readouterr().out
+
+
 def test_quotients_follow_the_significand() -> None:
     """IEEE division does; one entry an ulp off in one row does not."""
     exponents = (-10, 0, 12)
