@@ -15,7 +15,7 @@ from oracle.bindings.binding import Binding
 from oracle.bindings.known import bindings
 
 COMPILED = ("torch:", "vllm.third_party.")  # whose functions are no Python: their libraries name the parameters alone
-PYTHON = [one for one in bindings() if not one.target.startswith(COMPILED)]
+PYTHON = [one for one in bindings() if not one.target.startswith(COMPILED) and "()." not in one.target]
 
 
 def folder(target: str) -> Path | None:
@@ -47,11 +47,20 @@ def functions(package: Path) -> dict[str, list[str]]:
                 if isinstance(node, ast.FunctionDef):
                     own = "".join(parameters(node.args))
                     named.setdefault(node.name, []).append(own.removeprefix("self, ").removeprefix("cls, "))
+                elif isinstance(node, ast.ClassDef):  # a call of it makes an instance
+                    named.setdefault(node.name, []).extend(made_by(node))
                 elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
                     aliases += [(to.id, node.value.id) for to in node.targets if isinstance(to, ast.Name)]
     for name, other in aliases:
         named.setdefault(name, []).extend(named.get(other, []))
     return named
+
+
+def made_by(of: ast.ClassDef) -> Iterator[str]:
+    """The parameters of a class, without the instance."""
+    for node in of.body:
+        if isinstance(node, ast.FunctionDef) and node.name in ("__new__", "__init__"):
+            yield "".join(parameters(node.args)).removeprefix("cls, ").removeprefix("self, ")
 
 
 def parameters(of: ast.arguments) -> Iterator[str]:
@@ -79,8 +88,9 @@ def test_as_the_release_has_them(binding: Binding) -> None:
 
 
 def test_another_release_is_noticed(tmp_path: Path) -> None:
-    """The negative test: a parameter less, another default; an alias is followed."""
-    (tmp_path / "lib.py").write_text("def f(a, b: int, c=None): pass\ng = f\n")
+    """The negative test: a parameter less, another default; an alias is followed; a class has those of an instance."""
+    text = "def f(a, b: int, c=None): pass\ng = f\nclass C:\n    def __new__(cls, a, b, c=None): pass\n"
+    (tmp_path / "lib.py").write_text(text)
     of = functions(tmp_path)
-    assert of["g"] == of["f"] == [stated("(a, b, c=None)")]
+    assert of["g"] == of["f"] == of["C"] == [stated("(a, b, c=None)")]
     assert stated("(a, b)") not in of["f"] and stated("(a, b, c=0)") not in of["f"]
