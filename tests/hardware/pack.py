@@ -5,7 +5,8 @@
 ``WHEELS`` is a folder. Of each wheel come the files of ``KEPT`` (of one that it does not list, its Python files) and
 the METADATA that says its version. With ``--arch``, device code that such a GPU never loads is replaced by zeros, which
 compress to nothing; the host code and the code that runs are untouched. On the machine: ``tar -xf OUT.tar.xz`` and
-``source gallery_site/env.sh``, which sets PYTHONPATH. Ends with 1 where the archive is larger than the limit; it is kept.
+``source gallery_site/env.sh``, which sets PYTHONPATH. Ends with 1 where the archive is larger than the limit; it is
+kept.
 
 Packages of ``BARE`` come without their ``__init__`` files, which import whole engines; what their kernels import of the
 engine is in ``BESIDE``, modules of a few lines with the names that are read: a logger, the GPU's name, a decorator.
