@@ -245,6 +245,14 @@ class TestFindings:
         ]
         assert found["scripts"]["there"]["said"] == "got 3, right 4" and "torch" in found["machine"]
         assert "no_such_library" in found["scripts"]["broken"]["said"]
+        (tmp_path / "healed.py").write_text("raise SystemExit('it is not run again')")
+        (tmp_path / "broken.py").write_text("import sys\nsys.exit(False)\n")
+        again = cli("findings", "--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--resume")
+        assert "3 findings: 1 there, 2 healed, 0 did not run" in again.out and "there       " not in again.out
+        assert "needs the --out" in cli("findings", "--folder", str(tmp_path), "--resume").err
+        (tmp_path / "out" / "findings.json").write_text("{}")
+        again = cli("findings", "--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--resume")
+        assert again.status == 2 and "is no record of findings" in again.err
 
     def test_what_a_head_says(self, tmp_path: Path) -> None:
         one = tmp_path / "one.py"
