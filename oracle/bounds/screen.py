@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,6 +67,9 @@ class Outside:
     columns: Tensor
     excess: Tensor
     size: Tensor
+
+
+Size = TypeVar("Size", float, Tensor)
 
 
 class Screen:
@@ -148,13 +151,14 @@ class Screen:
         ratio = torch.where(left, (excess / self._least).nan_to_num_(torch.inf, torch.inf), -1.0)
         return left, count, ratio.argmax(dim=1)
 
-    def reach(self, size: Tensor, acc: Accumulator) -> Tensor:
+    def reach(self, size: Size, acc: Accumulator) -> Size:
         """How far a result of ``acc`` lies at most from the value, for elements whose terms have the magnitudes
-        ``size`` (float64, any shape); infinite for an accumulator that the module's text does not bound."""
+        ``size`` (a number, or float64 of any shape); infinite for an accumulator that the module's text does not
+        bound."""
         p = self._product
         known = acc.kind in (Sum.FUSED, Sum.FUSED_THEN_ADD) and not (acc.scales_inside or acc.flushes or acc.truncates)
         if not known or acc.dequantised is not None or acc.promotion is None:  # no chain is known where K may be cut
-            return torch.full_like(size, torch.inf)
+            return size + math.inf
         length = min(acc.promotion, p.block, p.K)
         steps = -(-length // acc.length) * -(-acc.length // acc.group)
         each = steps * ((acc.group + 1) * 2.0**-acc.align + 2.0**-acc.out + 2 * U) + _gamma(p)
@@ -179,6 +183,8 @@ class Screen:
         at = torch.nonzero(~(over <= _gamma(self._product) * size * (1 + 2.0**-19) + self._absolute))[:, 0]
         if not len(at):
             return None
+        if len(rows) == 1:
+            return Outside(rows, columns, over, size)
         ratio = (over[at] / size[at]).nan_to_num_(torch.inf, torch.inf)
         at = at[torch.argsort(ratio, descending=True)]
         return Outside(rows[at], columns[at], over[at], size[at])
