@@ -188,7 +188,9 @@ def test_a_finding_stands_alone(path: Path) -> None:
 def test_a_finding_by_binding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 25 lines: a binding, a case that it takes with other inputs or its own, and what is expected."""
     asked: list[tuple[str | Binding, str, str, dict[str, torch.Tensor]]] = []
-    monkeypatch.setattr(finding_scripts, "again", lambda *given, **changed: asked.append((*given, changed)))
+    monkeypatch.setattr(
+        finding_scripts, "again", lambda *given, device="cuda", **changed: asked.append((*given, changed))
+    )
     runpy.run_path(str(path))
     assert len(path.read_text().splitlines()) <= 25 and about(path).matters
     ((binding, case, expected, changed),) = asked
