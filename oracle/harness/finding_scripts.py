@@ -6,7 +6,8 @@ head is ``PROJECT VERSION, ROUTINE: WHAT HAPPENS.``, and a paragraph that says w
 process of its own. The rest of the script is one call of :func:`again`: a binding that calls the routine as its page
 says, a case, what is expected, and the inputs in which it differs from the case. A script that stands alone calls what
 has no binding or no contract, chooses another configuration, or shows what lies in no output of one call: a stream that
-is not waited for, threads, rows that belong to nobody, values that no longer come back.
+is not waited for, threads, rows that belong to nobody, values that no longer come back, a code that the recipe of the
+release gives.
 
 Not covered: what is a finding; scripts that nobody trusts.
 """
