@@ -52,6 +52,8 @@ SHARE = 8
 """Of K the part whose magnitudes are summed for the lower bound: an eighth of a product, an eighth of the width."""
 GATHERED = 1 << 25  # elements of one operand gathered at a time: 256 MiB
 LANES = 1024  # elements of a program
+INTERPRETED = 1 << 12
+"""The most elements for which Triton's interpreter is taken on a CPU; of more, operations of torch are faster."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,8 @@ class Screen:
 
 
 def _kernels(x: Tensor) -> Any:
-    """The kernels, where Triton runs on the memory of ``x``; else None."""
-    if not triton_sums.runs_on(x.device):
+    """The kernels, where Triton runs on the memory of ``x`` and is the faster way; else None."""
+    if not triton_sums.runs_on(x.device) or (x.device.type == "cpu" and x.numel() > INTERPRETED):
         return None
     from oracle.bounds import triton_screen  # triton is optional
 
