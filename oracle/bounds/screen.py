@@ -52,7 +52,7 @@ SHARE = 8
 """Of K the part whose magnitudes are summed for the lower bound: an eighth of a product, an eighth of the width."""
 GATHERED = 1 << 25  # elements of one operand gathered at a time: 256 MiB
 LANES = 1024  # elements of a program
-INTERPRETED = 1 << 12
+INTERPRETED = 64
 """The most elements for which Triton's interpreter is taken on a CPU; of more, operations of torch are faster."""
 
 
