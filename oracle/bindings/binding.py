@@ -268,7 +268,8 @@ class Binding:
 
     Attributes
     ----------
-    target : ``"MODULE:CALLABLE"``; an operator of torch is ``"torch:ops.LIBRARY.NAME"``.
+    target : ``"MODULE:CALLABLE"``; an operator of torch is ``"torch:ops.LIBRARY.NAME"``, a function of a handle that a
+        library gives ``"MODULE:HANDLE().NAME"``.
     contract : the contract's name.
     pattern : the call, as the module describes.
     signature : the routine's parameters in the release, as ``"(a, b, out=None)"``: an argument of a call that is read

@@ -8,6 +8,7 @@ contract is still to be written is no reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 ANY = "*"
 """Rows of all projects."""
@@ -437,3 +438,40 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
 }
 """By project the routines whose mathematics a contract has under another name, where no binding states the call: scales
 lie in another shape, an argument is computed from several inputs, or a class calls it."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A layer of a contract that no call of a library computes: it begins with values, and the library's function with
+    their codes, from which the values of a call cannot be read back.
+
+    ``target`` is that function, ``scale`` its parameter for the scale of the codes, ``steps`` the routines of which the
+    layer is put together; each has a binding and is judged by itself.
+    """
+
+    target: str
+    scale: str
+    steps: tuple[str, ...]
+
+
+_VLLM_LAYER = "vllm.model_executor.layers.fused_moe.experts.cutlass_moe:run_cutlass_moe_fp8"
+_LMDEPLOY = "lmdeploy.pytorch.kernels.cuda"
+COMPOSED: Mapping[tuple[str, str], Composed] = {
+    **{
+        ("vllm", name): Composed(
+            _VLLM_LAYER,
+            "a1q_scale",
+            tuple(f"torch:ops._C.{step}" for step in (quantiser, "cutlass_moe_mm", "silu_and_mul")),
+        )
+        for name, quantiser in (
+            ("cutlass_moe_fp8", "static_scaled_fp8_quant"),
+            ("cutlass_moe_fp8_channel", "dynamic_per_token_scaled_fp8_quant"),
+        )
+    },
+    ("lmdeploy", "fused_experts_block"): Composed(
+        f"{_LMDEPLOY}.moe.blocked_fp8:fused_moe_blocked_fp8",
+        "input_scale",
+        (f"{_LMDEPLOY}.blocked_gemm_fp8:quant_fp8",),
+    ),
+}
+"""By project and contract the layers that have no binding, since none can read a call of theirs."""

@@ -146,6 +146,17 @@ BINDINGS = (
         release=RELEASE,
     ),
     bind(
+        "flashinfer.gemm.gemm_base:get_fp8_blockscale_gemm_runner_sm90().fp8_quantize_1x128",
+        "flashinfer_quantize_1x128",
+        "(x, q, scale, False)",
+        "(input, valueE4M3, scaleFP8SF, use_ue8m0)",
+        takes={"scale": torch.float32},
+        shapes={"scale": "torch.zeros(x.shape[1] // 128, x.shape[0] + -x.shape[0] % 4, device=x.device)"},
+        arches=("sm90",),
+        dense=("*",),
+        release=RELEASE,
+    ),
+    bind(
         "flashinfer.prefill:single_prefill_with_kv_cache",
         "single_prefill_with_kv_cache",
         "(q, k, v, scale_q, scale_k, scale_v, o_dtype, causal=causal, sm_scale=sm_scale, backend='fa3', "

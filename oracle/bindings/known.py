@@ -55,7 +55,8 @@ def find(target: str, contract: str | None = None) -> Binding | None:
 
 def adapter_of(binding: Binding) -> str:
     """The adapter ``"MODULE:NAME"`` by which a worker process calls the binding's routine."""
-    return f"{__name__}:BOUND.{binding.contract}.{binding.target.replace(':', '.')}"
+    path = binding.target.replace(":", ".").replace("()", "")
+    return f"{__name__}:BOUND.{binding.contract}.{path}"
 
 
 class _Bound:

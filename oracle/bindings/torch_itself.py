@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from oracle.bindings.binding import bind
-from oracle.bindings.forms import LANES
+from oracle.bindings.forms import LANES, columns
 
 E4M3, BF16, F16 = torch.float8_e4m3fn, torch.bfloat16, torch.float16
 PARAMETERS = "(self, mat2, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False)"
@@ -50,14 +50,15 @@ BINDINGS = (
         bind(
             "torch.nn.functional:scaled_mm",
             "fp8_gemm_nt",
-            f"(a, b.t(), lanes(a_scale), {OF}.BlockWise1x128, lanes(b_scale.t()), {OF}.BlockWise128x128, "
+            f"(a, b.t(), lanes(a_scale), {OF}.BlockWise1x128, columns(b_scale.t(), a), {OF}.BlockWise128x128, "
             "output_dtype=out_dtype)",
             "(mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a=None, swizzle_b=None, "
             "bias=None, output_dtype=torch.bfloat16, contraction_dim=(), use_fast_accum=False)",
             takes={"a": E4M3, "b": E4M3, "c": None, "out_dtype": BF16},
             where="a.shape[0] % 4 == 0",
             arches=("sm90",),
-            functions=LANES,
+            functions=LANES
+            | {"columns": (lambda scale, a: columns(scale), lambda scale, a: scale[: (a.shape[1] + 127) // 128])},
             domain="n % 128 == 0, k % 128 == 0",
             dense=("*",),
             release="torch 2.13",

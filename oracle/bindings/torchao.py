@@ -37,6 +37,11 @@ def _raw(codes: Tensor) -> Tensor:
     return codes.view(torch.uint8)
 
 
+def _values(tensor: Any) -> Tensor:
+    """The numbers of one of its tensors of codes, in the dtype that it stands for."""
+    return tensor.dequantize()  # type: ignore[no-any-return]
+
+
 def _used(tiles: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
     """The bytes of the tiles that groups of these rows may have; its buffer is longer."""
     most = (scale.shape[0] + 127 * len(rows)) // 128 * 128 * (-(-scale.shape[1] // 4) * 4)
@@ -237,6 +242,20 @@ BINDINGS = (
         numerics="torchao_nvfp4",
         dense=("*",),
         release=RELEASE,
+    ),
+    _plain(
+        f"{FORMATS}.nvfp4_tensor:NVFP4Tensor",
+        "nvfp4_dequantize",
+        "(q, scale.view(torch.float8_e4m3fn), 16, torch.float32, global_scale.squeeze(0), "
+        "is_swizzled_scales=tiled(layout)) -> values(out)",
+        "(qdata, scale, block_size, orig_dtype, per_tensor_scale=None, act_per_tensor_scale=None, "
+        "is_swizzled_scales=False, use_triton_kernel=False, act_quant_kwargs=None)",
+        takes={"scale": torch.uint8, "layout": ("128x4", "linear")},
+        functions={
+            "tiled": (lambda layout: layout == "128x4", lambda tiled: "128x4" if tiled else "linear"),
+            "values": (_values, _values),
+        },
+        ignores=("use_triton_kernel", "act_quant_kwargs"),
     ),
     bind(
         f"{FORMATS}.utils:to_blocked",

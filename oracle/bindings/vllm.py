@@ -65,9 +65,14 @@ UNPADDED: dict[str, object] = {"is_padding": None}
 UNSCALED = UNPADDED | {"routed_scaling_factor": 1.0}
 
 
+def _turned(sizes: Tensor) -> Tensor:
+    """Problem sizes ``[G, 3]`` with rows and columns in exchange."""
+    return torch.stack([sizes[:, 1], sizes[:, 0], sizes[:, 2]], dim=1)
+
+
 def _exchanged(sizes: Tensor, a: Tensor) -> Tensor:
     """Problem sizes ``[G, 3]`` as the operator reads them: up to 64 rows it multiplies the operands in exchange."""
-    return sizes if len(a) > 64 else torch.stack([sizes[:, 1], sizes[:, 0], sizes[:, 2]], dim=1)
+    return sizes if len(a) > 64 else _turned(sizes)
 
 
 def _encoded(b_q: Tensor) -> Tensor:
@@ -100,7 +105,41 @@ WORDS = tuple(
     for seed in (1, 2)
 )
 
+LEAD = "torch.full_like(expert_offsets, {}, dtype=torch.int64)"
+"""The distance of two rows of every expert, as the operators of experts want it."""
+TILES = ", ".join(
+    f"torch.full_like(expert_offsets, {of}, dtype=torch.int32)"
+    for of in ("b_q.shape[1] // 16", "b_q.shape[2] // 32", "b_q.shape[1] * 32")
+)
+"""What is dynamic in the layout of weights in tiles of 16x32: how many tiles along N and along K, and the codes between
+two of the latter."""
+
 BINDINGS = (
+    _operator(
+        "cutlass_w4a8_moe_mm",
+        "(out, a, each(b_q), a_token_scales, b_channel_scales, packed(b_group_scales, a, "
+        f"expert_offsets), 128, wide(expert_offsets), exchanged(problem_sizes), {LEAD.format('a.shape[1]')}, "
+        f"torch.stack([{TILES}], 1), {LEAD.format('b_q.shape[1]')}, "
+        f"torch.stack([{LEAD.format('b_q.shape[1]')}, {LEAD.format('0')}], 1), None)",
+        "(out_tensors, a_tensors, b_tensors, a_scales, b_scales, b_group_scales, b_group_size, expert_offsets, "
+        "problem_sizes, a_strides, b_strides, c_strides, group_scale_strides, maybe_schedule)",
+        loads=STABLE,
+        takes={"out_dtype": torch.bfloat16, "expert_offsets": torch.int32, "problem_sizes": torch.int32},
+        functions={
+            "each": (
+                lambda b: torch.stack([_encoded(one).t() for one in b]),
+                lambda words: torch.stack([_decoded(one.t()) for one in words]),
+            ),
+            "packed": (
+                lambda scales, *_: packed(scales),
+                lambda scales, a, experts: _of_packed(scales, a).view(len(experts), a.shape[1] // 128, -1),
+            ),
+            "exchanged": (_turned, _turned),
+            "wide": (Tensor.long, Tensor.int),
+        },
+        ignores=("a_strides", "b_strides", "c_strides", "group_scale_strides", "maybe_schedule"),
+        domain="n % 16 == 0, k % 256 == 0",
+    ),
     _operator(
         "cutlass_w4a8_mm",
         "(a, encoded(b_q), packed(b_group_scales, a), 128, b_channel_scales, a_token_scales, out_dtype, None)",
@@ -131,8 +170,8 @@ BINDINGS = (
     _operator(
         "cutlass_moe_mm",
         "(out, a, b.mT(), scales_a, scales_b, wide(expert_offsets), exchanged(problem_sizes, a), "
-        "torch.full_like(expert_offsets, a.shape[1]), torch.full_like(expert_offsets, a.shape[1]), "
-        "torch.full_like(expert_offsets, b.shape[1]), scales_a.numel() == a.shape[0], scales_b.shape[1] > 1)",
+        f"{LEAD.format('a.shape[1]')}, {LEAD.format('a.shape[1]')}, {LEAD.format('b.shape[1]')}, "
+        "scales_a.numel() == a.shape[0], scales_b.shape[1] > 1)",
         "(out_tensors, a_tensors, b_tensors, a_scales, b_scales, expert_offsets, problem_sizes, a_strides, b_strides, "
         "c_strides, per_act_token, per_out_ch)",
         loads=STABLE,

@@ -35,7 +35,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ SHARE = 8
 """Of K the part whose magnitudes are summed for the lower bound: an eighth of a product, an eighth of the width."""
 GATHERED = 1 << 25  # elements of one operand gathered at a time: 256 MiB
 LANES = 1024  # elements of a program
+INTERPRETED = 64
+"""The most elements for which Triton's interpreter is taken on a CPU; of more, operations of torch are faster."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class Outside:
     columns: Tensor
     excess: Tensor
     size: Tensor
+
+
+Size = TypeVar("Size", float, Tensor)
 
 
 class Screen:
@@ -148,13 +153,14 @@ class Screen:
         ratio = torch.where(left, (excess / self._least).nan_to_num_(torch.inf, torch.inf), -1.0)
         return left, count, ratio.argmax(dim=1)
 
-    def reach(self, size: Tensor, acc: Accumulator) -> Tensor:
+    def reach(self, size: Size, acc: Accumulator) -> Size:
         """How far a result of ``acc`` lies at most from the value, for elements whose terms have the magnitudes
-        ``size`` (float64, any shape); infinite for an accumulator that the module's text does not bound."""
+        ``size`` (a number, or float64 of any shape); infinite for an accumulator that the module's text does not
+        bound."""
         p = self._product
         known = acc.kind in (Sum.FUSED, Sum.FUSED_THEN_ADD) and not (acc.scales_inside or acc.flushes or acc.truncates)
         if not known or acc.dequantised is not None or acc.promotion is None:  # no chain is known where K may be cut
-            return torch.full_like(size, torch.inf)
+            return size + math.inf
         length = min(acc.promotion, p.block, p.K)
         steps = -(-length // acc.length) * -(-acc.length // acc.group)
         each = steps * ((acc.group + 1) * 2.0**-acc.align + 2.0**-acc.out + 2 * U) + _gamma(p)
@@ -179,6 +185,8 @@ class Screen:
         at = torch.nonzero(~(over <= _gamma(self._product) * size * (1 + 2.0**-19) + self._absolute))[:, 0]
         if not len(at):
             return None
+        if len(rows) == 1:
+            return Outside(rows, columns, over, size)
         ratio = (over[at] / size[at]).nan_to_num_(torch.inf, torch.inf)
         at = at[torch.argsort(ratio, descending=True)]
         return Outside(rows[at], columns[at], over[at], size[at])
@@ -216,8 +224,8 @@ class Screen:
 
 
 def _kernels(x: Tensor) -> Any:
-    """The kernels, where Triton runs on the memory of ``x``; else None."""
-    if not triton_sums.runs_on(x.device):
+    """The kernels, where Triton runs on the memory of ``x`` and is the faster way; else None."""
+    if not triton_sums.runs_on(x.device) or (x.device.type == "cpu" and x.numel() > INTERPRETED):
         return None
     from oracle.bounds import triton_screen  # triton is optional
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from oracle.cli import common
-from oracle.errors import counted
+from oracle.errors import FixtureError, OptionError, counted
 from oracle.fixtures import files as fixtures
 from oracle.harness import finding_scripts, provenance
 from oracle.harness.finding_scripts import HEALED, LEFT, THERE
@@ -37,19 +37,30 @@ def add(commands: common.Commands) -> None:
     command.add_argument(
         "--out", type=Path, metavar="DIR", help=f"gets {RECORD}: what each script said, and the machine"
     )
+    text = f"keep what {RECORD} of --out has of scripts that ran, and run the others"
+    command.add_argument("--resume", action="store_true", help=text)
 
 
 def _findings(arguments: argparse.Namespace) -> int:
     chosen, screen = finding_scripts.scripts(arguments.folder, arguments.only), common.console()
-    results = {}
-    for ran in finding_scripts.run(chosen, jobs=arguments.jobs, seconds=arguments.seconds):
+    results: dict[str, dict[str, str]] = {}
+    if arguments.resume:
+        if arguments.out is None:
+            raise OptionError("--resume needs the --out of the earlier run")
+        if (arguments.out / RECORD).exists():
+            kept = fixtures.read_json(arguments.out / RECORD).get("scripts")
+            if not isinstance(kept, dict):
+                raise FixtureError(f"{arguments.out / RECORD}: is no record of findings; name another --out")
+            results = {name: ran for name, ran in kept.items() if ran["status"] != LEFT}
+    left = [path for path in chosen if path.stem not in results]
+    machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
+    for ran in finding_scripts.run(left, jobs=arguments.jobs, seconds=arguments.seconds):
         results[ran.name] = {"status": ran.status, "said": ran.said}
         line = Text.assemble((f"{ran.status:<11}", STYLES[ran.status]), f" {ran.name}: {ran.said}")
         screen.print(line, soft_wrap=True)
-    if arguments.out is not None:
-        fixtures.make_folder(arguments.out)
-        machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
-        fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": results})
-    ends = [one["status"] for one in results.values()]
+        if arguments.out is not None:  # after each: a run may be ended
+            fixtures.make_folder(arguments.out)
+            fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": results})
+    ends = [results[path.stem]["status"] for path in chosen]
     common.say(f"{counted(len(ends), 'finding')}: " + ", ".join(f"{ends.count(end)} {end}" for end in STYLES))
     return 1 if THERE in ends else 0 if HEALED in ends else 2

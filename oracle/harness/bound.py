@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,8 +29,11 @@ def routine_of(binding: Binding) -> Callable[..., Any]:
     """
     binding.load()
     module, _, name = binding.target.partition(":")
-    routine: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
-    return routine
+    routine: Any = importlib.import_module(module)
+    for part in name.split("."):
+        routine = getattr(routine, part.removesuffix("()"))
+        routine = routine() if part.endswith("()") else routine
+    return routine  # type: ignore[no-any-return]
 
 
 def call_of(

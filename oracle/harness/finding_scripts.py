@@ -6,7 +6,8 @@ head is ``PROJECT VERSION, ROUTINE: WHAT HAPPENS.``, and a paragraph that says w
 process of its own. The rest of the script is one call of :func:`again`: a binding that calls the routine as its page
 says, a case, what is expected, and the inputs in which it differs from the case. A script that stands alone calls what
 has no binding or no contract, chooses another configuration, or shows what lies in no output of one call: a stream that
-is not waited for, threads, rows that belong to nobody.
+is not waited for, threads, rows that belong to nobody, values that no longer come back, a code that the recipe of the
+release gives.
 
 Not covered: what is a finding; scripts that nobody trusts.
 """
@@ -14,14 +15,12 @@ Not covered: what is a finding; scripts that nobody trusts.
 from __future__ import annotations
 
 import ast
-import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +32,7 @@ from oracle.bindings.known import find
 from oracle.errors import FixtureError, OptionError, among
 from oracle.fixtures.strides import laid_out, on_host, run_of
 from oracle.harness import starting
+from oracle.harness.bound import routine_of
 from oracle.harness.validation import arch_of
 from oracle.routines import cases
 
@@ -111,9 +111,7 @@ def again(binding: str | Binding, case: str, expected: str, *, device: str = "cu
     known = find(binding, one.contract) if isinstance(binding, str) else binding
     if known is None:
         raise OptionError(f"{binding} has no binding under {one.contract}; give one that is made by bind()")
-    known.load()
-    module, _, name = known.target.partition(":")
-    routine: Callable[..., object] = attrgetter(name)(importlib.import_module(module))
+    routine = routine_of(known)
     inputs, options = {**one.inputs(), **changed}, dict[str, Any](one.call_options())
     supplied = {key: laid_out(run_of(x).to(device), x.shape, x.stride()) for key, x in inputs.items()}
     outputs: Mapping[str, Tensor] = replace(known, dense=())(

@@ -7,8 +7,8 @@ by a wrapper in every module that has it, now or when its module is imported. :m
 it back.
 
 Not covered: a reference to a Python function that is kept elsewhere than in a module (a default argument, an attribute
-of an object); methods; kernels that are launched by a grid, as Triton's; a Python function that torch.compile has
-inlined; an operator that was compiled into a fused kernel.
+of an object); methods, functions of handles and classes; kernels that are launched by a grid, as Triton's; a Python
+function that torch.compile has inlined; an operator that was compiled into a fused kernel.
 
 Source: torch ``c10/core/DispatchKey.h`` (the order of the keys).
 """
@@ -141,4 +141,5 @@ def _export_of(target: str) -> Callable[..., Any] | None:
     module, _, name = target.partition(":")
     export: Any = vars(sys.modules[module]).get(name) if module in sys.modules else None
     launched = hasattr(type(export), "__getitem__")  # by kernel[grid](...), which a wrapper has not
-    return export if callable(export) and not launched else None
+    instances = isinstance(export, type)  # are asked for by isinstance, which takes no wrapper
+    return export if callable(export) and not launched and not instances else None

@@ -44,7 +44,7 @@ def of_name(target: str) -> str:
     that of the mistake where the file is no Python.
     """
     module, _, name = target.partition(":")
-    name = name.partition(".")[0]
+    name = name.partition(".")[0].removesuffix("()")
     result = ""
     for _ in range(FOLLOWED):
         path = _file_of(module)

@@ -323,11 +323,13 @@ def _import(name: str) -> Callable[..., Any]:
             text = f"{error} in the current folder or among what is installed; run where {error.name}.py is"
             raise ModuleNotFoundError(text, name=error.name) from None
         raise
-    for part in path.split("."):
+    for name_of in path.split("."):
+        part = name_of.removesuffix("()")
         if not hasattr(target, part):
             offered = [name for name, value in vars(target).items() if callable(value) and not name.startswith("_")]
             raise Refused(f"{module} has no {path!r}; {among(part, offered)}")
         target = getattr(target, part)
+        target = target() if name_of.endswith("()") else target  # a handle, whose function is meant
     if not callable(target):
         raise Refused(f"{name} is a {type(target).__name__}, not callable")
     return target  # type: ignore[no-any-return]

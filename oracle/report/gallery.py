@@ -203,14 +203,16 @@ def _identity(row: Row) -> str:
 
 
 def verdicts_beside(rows: Iterable[Row], kept: Iterable[Row]) -> tuple[list[str], int]:
-    """A line for each of the ``rows``, and how many have a verdict that no kept row of its project and contract has: a
-    routine may have several names, and a name several routines."""
+    """A line for each of the ``rows``, and how many have a verdict that no kept row of the same kernel has: one of its
+    project, contract and name, or of its project and contract where none has the name."""
     pages: dict[tuple[str, str], list[Row]] = {}
     for row in kept:
         pages.setdefault((row.project, row.contract), []).append(row)
     lines, count = [], Counter[str]()
     for row in rows:
-        known = sorted({one.verdict for one in pages.get((row.project, row.contract), [])})
+        page = pages.get((row.project, row.contract), [])
+        named = [one for one in page if one.kernel.partition(" ")[0] == row.kernel]
+        known = sorted({one.verdict for one in named or page})
         word = "not on the page" if not known else "same" if row.verdict in known else "MOVED"
         word = "not run" if row.verdict == "UNSUPPORTED" else word
         why = "" if row.verdict == "CONFORMS" else row.why[:WHY]

@@ -217,17 +217,17 @@ class Schedule:
             return f"{self.name} stores float32, bfloat16 or float16, not {out_dtype}"
         if self.bias_after_cast and product.bias is None:
             return f"{self.name} adds a bias to the stored output, and there is none"
-        if self.dequantises or self.widens:
-            dtype = getattr(torch, self.instruction.operands[0], None)
-            sure = self.widens and dtype is not None and product.widens(dtype)  # the rest asks for shapes and formats
-            seen = self.lowered(product.rows(0, 1).columns(0, 1) if sure else product)
+        dtype = getattr(torch, self.instruction.operands[0], None)
+        held = self.widens and dtype is not None and product.widens(dtype)  # so that no operand need be widened here
+        if (self.dequantises or self.widens) and not held:
+            seen = self.lowered(product)
             if seen is None:
                 done = "dequantises" if self.dequantises else "widens codes"
                 return f"{self.name} {done} to {self.instruction.operands[0]}, which does not hold every operand"
             product = seen
         for side, x in (("a", product.a), ("b", product.b)):
             name = _format_name(x, self.instruction)
-            if name not in self.instruction.operands:
+            if not held and name not in self.instruction.operands:
                 admitted = ", ".join(self.instruction.operands)
                 return f"{self.name} takes {side} in {admitted}, not {name}; schedules() lists the others"
         k, block = int(product.a.shape[1]), product.block

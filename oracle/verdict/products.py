@@ -176,9 +176,9 @@ class ProductSets(Sets):
     def _reached(self, part: Part, own: Tensor, screen: Screen, outside: Outside, names: Sequence[str]) -> bool:
         """Whether one of the classes, float32 apart, may hold the worst element ``outside``; ``own [M, N]`` has the
         output's dtype."""
-        far, size = outside.excess[:1].cpu(), outside.size[:1].cpu()
+        far, size = torch.stack([outside.excess[0], outside.size[0]]).tolist()
         others = [name for name in names if name != IEEE32]
-        others = [name for name in others if not bool(far > screen.reach(size, of_schedule(of_class(name))))]
+        others = [name for name in others if not far > screen.reach(size, of_schedule(of_class(name)))]
         if not others:
             return False
         product = subset(part.product, outside.rows[:1], outside.columns[:1]).on_cpu()

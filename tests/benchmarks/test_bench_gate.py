@@ -1,13 +1,15 @@
 """What ``oracle.gate`` costs beside ``oracle.judge`` without an explanation, and beside one float64 matrix product.
 
 ``python -m tests.benchmarks.test_bench_gate [M N K] [--device cuda]`` prints CPU seconds, on a GPU seconds, and their
-multiples of that product, for a right and a wrong output, of the first call and of a call that was prepared. Nothing
-here asserts a time.
+multiples of that product, for a right and a wrong output, of the first call and of a call that was prepared; ``--only
+gate`` leaves out the others. The gate's bar is two products and a millisecond: the status of the command says whether
+all its times keep it. No test asserts a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -69,18 +71,27 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return min(times)
 
 
-def main(extents: list[int], device: str) -> None:
-    """A line for each arch and what is timed."""
+def main(extents: list[int], device: str, only: str) -> int:
+    """A line for each arch and what is timed; 1 where the gate is beyond its bar."""
+    beyond = 0
     for arch in ("cpu", "sm90"):
-        spent = {name: seconds(call, device) for name, call in asked(*extents, arch, device).items()}
-        for name, one in spent.items():
-            multiple = one / spent["float64 product"]
-            print(f"{arch:<5} {name:<16} {1e3 * one:9.1f} ms, {multiple:6.2f} float64 products")
+        calls = asked(*extents, arch, device)
+        product = seconds(calls.pop("float64 product"), device)
+        print(f"{arch:<5} {'float64 product':<16} {1e3 * product:9.1f} ms")
+        for name, call in calls.items():
+            if not name.startswith(only):
+                continue
+            one, bar = seconds(call, device), 2 * product + 1e-3
+            beyond += (late := name.startswith("gate") and one > bar)
+            kept = f", bar {1e3 * bar:.2f} ms: {'missed' if late else 'kept'}" if name.startswith("gate") else ""
+            print(f"{arch:<5} {name:<16} {1e3 * one:9.2f} ms, {one / product:6.2f} float64 products{kept}")
+    return int(beyond > 0)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("extents", type=int, nargs="*", default=[512, 512, 4096])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", default="", metavar="WORD", help="what begins with this word alone")
     torch.set_num_threads(1)
-    main(**vars(parser.parse_args()))
+    sys.exit(main(**vars(parser.parse_args())))

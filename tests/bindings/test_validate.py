@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from oracle.bindings.binding import Binding, bind
 from oracle.bindings.known import adapter_of, bindings, find
 from oracle.errors import OptionError
 from oracle.harness import gallery
+from oracle.harness.bound import routine_of
 from oracle.harness.validation import validate
 from oracle.routines.cases import grammars
 from oracle.routines.domain import parse
@@ -52,6 +54,27 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) 
     library(tmp_path, monkeypatch)
     ran = cli("validate", "deep_gemm:fp8_gemm_nt", "--arch", "sm90", "--case", CASE)
     assert ran.status == 0 and "CONFORMS  1 case judged" in ran.out
+
+
+@pytest.mark.turns(4)
+@pytest.mark.usefixtures("unexplained", "forked_workers")
+@pytest.mark.parametrize(("wrong", "conforms"), [("", True), (" * 2", False)])
+def test_a_function_of_a_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, conforms: bool) -> None:
+    """The handle is what a function without arguments gives; by a binding, and under a contract."""
+    library(tmp_path, monkeypatch, wrong=wrong)
+    text = "import deep_gemm, types\nhandle = lambda: types.SimpleNamespace(gemm=deep_gemm.fp8_gemm_nt)\n"
+    (tmp_path / "handles.py").write_text(text)
+    one = find("deep_gemm:fp8_gemm_nt", "fp8_gemm_nt")
+    assert one is not None
+    held = replace(one, target="handles:handle().gemm")
+    monkeypatch.setattr(known, "bindings", lambda: (held,))
+    assert adapter_of(held) == "oracle.bindings.known:BOUND.fp8_gemm_nt.handles.handle.gemm"
+    assert validate("handles:handle().gemm", case=[CASE], arch="sm90").conforms is conforms
+    try:
+        assert routine_of(held) is sys.modules["deep_gemm"].fp8_gemm_nt
+    finally:
+        for name in ("handles", "deep_gemm"):
+            sys.modules.pop(name, None)
 
 
 def test_without_a_binding(cli: Cli) -> None:

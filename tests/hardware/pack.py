@@ -5,8 +5,8 @@
 ``WHEELS`` is a folder. Of each wheel come the files of ``KEPT`` (of one that it does not list, its Python files) and
 the METADATA that says its version. With ``--arch``, device code that such a GPU never loads is replaced by zeros, which
 compress to nothing; the host code and the code that runs are untouched. On the machine: ``tar -xf OUT.tar.xz`` and
-``source gallery_site/env.sh``, which sets PYTHONPATH and names the compiled libraries. Ends with 1 where the archive is
-larger than the limit; it is kept.
+``source gallery_site/env.sh``, which sets PYTHONPATH. Ends with 1 where the archive is larger than the limit; it is
+kept.
 
 Packages of ``BARE`` come without their ``__init__`` files, which import whole engines; what their kernels import of the
 engine is in ``BESIDE``, modules of a few lines with the names that are read: a logger, the GPU's name, a decorator.
@@ -112,12 +112,6 @@ BESIDE: dict[str, dict[str, str]] = {
     },
 }
 """By distribution, files that take the place of an engine's."""
-LIBRARIES = {
-    "FP8_KERNELS_VLLM_C": "vllm/_C.abi3.so",
-    "FP8_KERNELS_VLLM_STABLE": "vllm/_C_stable_libtorch.abi3.so",
-    "FP8_KERNELS_VLLM_FA3": "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so",
-    "FP8_KERNELS_SGL_OPS": "sgl_kernel/sm90/common_ops.abi3.so",
-}
 
 
 def distribution(wheel: Path) -> str:
@@ -164,12 +158,8 @@ def one_architecture(library: bytes, arch: int) -> bytes:
 
 
 def environment() -> str:
-    """What a shell sources: PYTHONPATH, and the compiled libraries that were unpacked, of this archive or another."""
-    lines = ['here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
-    lines += ['export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"']
-    for name, path in LIBRARIES.items():
-        lines += [f'if [ -e "$here/{path}" ]; then export {name}="$here/{path}"; fi']
-    return "\n".join(lines) + "\n"
+    """What a shell sources: PYTHONPATH with the folder itself, of this archive or another."""
+    return 'here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nexport PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"\n'
 
 
 def pack(

@@ -60,8 +60,9 @@ class TestOfBindings:
         assert "fp8_m_grouped_gemm_nt_masked" in cli("gallery", "list").out
 
     def test_beside_the_record_that_is_kept(self, tmp_path: Path, cli: Cli) -> None:
-        """The same verdict, another one, and a kernel that the record lacks."""
-        Run({}, (Row("p", "f", "c", "CONFORMS"), Row("p", "g", "d", "CONFORMS"))).write(tmp_path / "kept.json")
+        """The same verdict, another one, and a kernel that the record lacks; of several kernels the one of the name."""
+        rows = (Row("p", "f", "c", "CONFORMS"), Row("p", "g", "d", "CONFORMS"), Row("p", "k (pinned)", "d", "FAILED"))
+        Run({}, rows).write(tmp_path / "kept.json")
         moved = Row("p", "g", "d", "FAILED", why="wrong")
         rows = (Row("p", "x", "c", "CONFORMS"), moved, Row("p", "h", "e", "FAILED"), Row("p", "i", "c", "UNSUPPORTED"))
         Run({}, rows).write(tmp_path / "new.json")
@@ -130,7 +131,7 @@ class TestPack:
             made = archive.extractfile("gallery_site/vllm/__init__.py")
             shell = archive.extractfile("gallery_site/env.sh")
             assert made is not None and made.read() == b"" and shell is not None
-            assert b'FP8_KERNELS_VLLM_C="$here/vllm/_C.abi3.so"' in shell.read()
+            assert re.findall(rb"export (\w+)", shell.read()) == [b"PYTHONPATH"]
         assert {"vllm/third_party/deep_gemm/a.py", "vllm-1.0.dist-info/METADATA", "other/a.py"} <= names
         assert not {"other/a.bin", "other/cake_1.py", "vllm-1.0.dist-info/RECORD"} & names
         assert pack.main([str(wheels), str(out), "--limit", "0"]) == 1
@@ -187,7 +188,9 @@ def test_a_finding_stands_alone(path: Path) -> None:
 def test_a_finding_by_binding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 25 lines: a binding, a case that it takes with other inputs or its own, and what is expected."""
     asked: list[tuple[str | Binding, str, str, dict[str, torch.Tensor]]] = []
-    monkeypatch.setattr(finding_scripts, "again", lambda *given, **changed: asked.append((*given, changed)))
+    monkeypatch.setattr(
+        finding_scripts, "again", lambda *given, device="cuda", **changed: asked.append((*given, changed))
+    )
     runpy.run_path(str(path))
     assert len(path.read_text().splitlines()) <= 25 and about(path).matters
     ((binding, case, expected, changed),) = asked
@@ -244,6 +247,14 @@ class TestFindings:
         ]
         assert found["scripts"]["there"]["said"] == "got 3, right 4" and "torch" in found["machine"]
         assert "no_such_library" in found["scripts"]["broken"]["said"]
+        (tmp_path / "healed.py").write_text("raise SystemExit('it is not run again')")
+        (tmp_path / "broken.py").write_text("import sys\nsys.exit(False)\n")
+        again = cli("findings", "--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--resume")
+        assert "3 findings: 1 there, 2 healed, 0 did not run" in again.out and "there       " not in again.out
+        assert "needs the --out" in cli("findings", "--folder", str(tmp_path), "--resume").err
+        (tmp_path / "out" / "findings.json").write_text("{}")
+        again = cli("findings", "--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--resume")
+        assert again.status == 2 and "is no record of findings" in again.err
 
     def test_what_a_head_says(self, tmp_path: Path) -> None:
         one = tmp_path / "one.py"

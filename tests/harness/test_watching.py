@@ -247,6 +247,17 @@ class TestWhatIsSeen:
         assert an_engine.cast is not wrapped and an_engine.cast is sys.modules["a_library"].cast
         assert not [finder for finder in sys.meta_path if type(finder).__name__ == "AfterImport"]
 
+    def test_a_class_stays_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its instances are asked for by isinstance."""
+        (tmp_path / "library_of_codes.py").write_text("class Codes:\n    def __init__(self, x):\n        self.x = x\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        import library_of_codes  # type: ignore[import-not-found]
+
+        binding = bind("library_of_codes:Codes", "per_token_cast_to_fp8", "(x)", "(x)")
+        with oracle.watch(bindings=(binding,)) as seen:
+            assert isinstance(library_of_codes.Codes(torch.ones(1, 128)), library_of_codes.Codes)
+        assert not seen.report.rows
+
     def test_threads_and_an_output_that_is_given(self) -> None:
         """Another thread, inference mode and ``out=`` pass by the same place."""
         out, one = torch.empty(16, 16, dtype=torch.bfloat16), torch.ones(())

@@ -18,6 +18,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from oracle.bindings.binding import Binding
+from oracle.bindings.exemptions import COMPOSED
 from oracle.bindings.known import bindings
 from oracle.report.gallery import read
 
@@ -56,8 +57,12 @@ def main() -> int:
     print(f"with a function of their own: {sum(bool(one.functions) for one in every)}")
     bound = {(one.shown.partition(".")[0], one.contract) for one in every}
     rows = read(STORED).rows
-    lacking = [row.key for row in rows if (row.project, row.contract) not in bound]
-    print(f"{len(rows) - len(lacking)} of {len(rows)} rows of {STORED} have a binding; without: {', '.join(lacking)}")
+    lacking = [row for row in rows if (row.project, row.contract) not in bound]
+    composed = [row.key for row in lacking if (row.project, row.contract) in COMPOSED]
+    others = [row.key for row in lacking if row.key not in composed]
+    print(f"{len(rows) - len(lacking)} of {len(rows)} rows of {STORED} have a binding")
+    print(f"of no call of their library, with the reason in exemptions: {len(composed)}: {', '.join(composed)}")
+    print(f"without: {len(others)}: {', '.join(others)}")
     return 0
 
 

@@ -56,8 +56,8 @@ def outputs() -> tuple[dict[str, Tensor], Tensor, Tensor]:
     return inputs, right, torch.where(torch.arange(right.numel()).view_as(right) == 7, 2 * right + 1, right)
 
 
-def run(code: str, root: Path) -> str:
-    """What a program prints at last, under Triton's interpreter."""
+def run(code: str, root: Path) -> list[str]:
+    """The lines that a program prints, under Triton's interpreter."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     path = root / "build" / "tuned"  # Triton reads the source of a kernel off its file
     path.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def run(code: str, root: Path) -> str:
     finally:
         script.unlink()
     assert ran.returncode == 0, ran.stderr[-2000:]
-    return ran.stdout.splitlines()[-1]
+    return ran.stdout.splitlines()
 
 
 @pytest.mark.interpreter
@@ -83,7 +83,7 @@ class TestTriton:
         """Without the hook the wrong one wins, as it is the first of two of the same speed."""
         pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
         block = example(root, "Triton's autotuner")
-        assert run(TUNED.format(block=block, hook=hook), root) == chosen
+        assert run(TUNED.format(block=block, hook=hook), root)[-1] == chosen
 
 
 @pytest.mark.interpreter
@@ -97,6 +97,37 @@ def test_forty_candidates(root: Path) -> None:
     found = json.loads(ran.stdout.splitlines()[-1])
     assert ran.returncode == 0 and found["legal"] == [True] * 40 and found["broken"] == [False] * 3
     assert found["outputs"] > 5
+
+
+SCREENED = """
+import torch
+import oracle
+from oracle.bounds import screen
+from oracle.routines import cases
+
+case = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=2,n=2,k=32/family=randn/seed=1")
+inputs = case.inputs()
+right = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16)
+wrong = torch.where(torch.arange(4).view_as(right) == 3, 2 * right + 1, right)
+asked, known = [], screen._kernels
+screen._kernels = lambda x: (asked.append(found := known(x)), found)[1]
+for screen.INTERPRETED in (screen.INTERPRETED, 0):
+    gates = [oracle.gate("fp8_gemm_nt", arch=arch) for arch in ("cpu", "sm90")]
+    answers = [accepts(inputs, out) for accepts in gates for out in (right, wrong)]
+    print(answers, sum(one is not None for one in asked), len(asked))
+    asked.clear()
+"""
+
+
+@pytest.mark.interpreter
+@pytest.mark.turns(4)
+def test_the_passes_of_triton_and_of_torch(root: Path) -> None:
+    """One answer by Triton's kernels, which the interpreter runs for so few elements, and by torch's operations."""
+    pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
+    *_, by_triton, by_torch = run(SCREENED, root)
+    assert by_triton.startswith("[True, False, True, False]") and by_torch.startswith("[True, False, True, False] 0 ")
+    used, asked = map(int, by_triton.split()[-2:])
+    assert used == asked > 0, "every pass is Triton's"
 
 
 @pytest.fixture(params=["stand-in", "package"])

@@ -3,12 +3,22 @@
 A block that a quantiser marked as NaN comes back as infinities. It needs no GPU.
 """
 
-import sys
-
 import torch
-from vllm.model_executor.layers.quantization.utils.mxfp8_utils import dequant_mxfp8_to_bf16
 
-codes = torch.ones(1, 32).to(torch.float8_e4m3fn)
-got = dequant_mxfp8_to_bf16(codes, torch.full((1, 1), 255, dtype=torch.uint8))
-print(f"1 under the scale byte 255 comes back as {got[0, 0].item()}; nan is right")
-sys.exit(not bool(torch.isnan(got).all()))
+from oracle.bindings.binding import bind
+from oracle.harness.finding_scripts import again
+
+again(
+    bind(
+        "vllm.model_executor.layers.quantization.utils.mxfp8_utils:dequant_mxfp8_to_bf16",
+        "mxfp8_dequantize",
+        "(q, scale) -> wide(out)",
+        "(x, scales)",
+        takes={"q": torch.float8_e4m3fn, "layout": "linear"},
+        functions={"wide": (torch.Tensor.bfloat16, torch.Tensor.float)},
+    ),
+    "mxfp8_dequantize/e4m3-f32/1x32/m=1,k=32/layout=linear/family=randn/seed=1",
+    "actual inf",
+    device="cpu",
+    scale=torch.full((1, 1), 255, dtype=torch.uint8),
+)
