@@ -53,7 +53,7 @@ TRIED = ("refused", "conforms", "untested", "error")
 TOGETHER = 4  # kernels of one contract that a process judges
 LIMIT = 240  # seconds for one kernel
 KEPT = 12  # failing findings that are written whole
-SAYS = re.compile(r"dtype|shape|strides|row-major|row major|device|torch\.\w+", re.IGNORECASE)
+SAYS = re.compile(r"has dtype|has shape|strides|row-major|row major|lies on|torch\.\w+", re.IGNORECASE)
 """Messages that say themselves what is wrong with an output."""
 
 
