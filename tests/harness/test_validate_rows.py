@@ -51,7 +51,7 @@ def test_a_row_without_a_test_is_refused(end: str) -> None:
 
 
 def test_a_soak_draws_routers_that_can_be_served() -> None:
-    """The layer answers every drawn call of ``moe_routing`` or says that it does not take it, and answers most; a router
+    """The layer answers a drawn call of ``moe_routing`` or says that it does not take it, and answers most; a router
     that there is not is refused."""
     answered = 0
     for case in islice(drawn("moe_routing", 0), 60):
