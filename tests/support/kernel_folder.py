@@ -51,7 +51,7 @@ TABLE = "kernels.json"
 TRIED = ("refused", "conforms", "untested", "error")
 """What becomes of a kernel that was run; the first is due to a wrong one, the second to a right one."""
 TOGETHER = 4  # kernels of one contract that a process judges
-LIMIT = 240  # seconds for one kernel
+LIMIT = 240.0  # CPU seconds of judging one kernel
 KEPT = 12  # failing findings that are written whole
 SAYS = re.compile(r"has dtype|has shape|strides|row-major|row major|lies on|torch\.\w+", re.IGNORECASE)
 """Messages that say themselves what is wrong with an output."""
@@ -111,26 +111,26 @@ def judge(
 def _judged(asked: tuple[list[Row], float, int | None]) -> list[Row]:
     rows, ends, seed = asked
     torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGPROF, _late)
     return [row | _one(row, seed) if time.monotonic() < ends else row | {"status": "not run"} for row in rows]
 
 
 def _late(*_: object) -> None:
-    raise TimeoutError(f"not judged within {LIMIT} s")
+    raise TimeoutError(f"not judged within {LIMIT:g} CPU s")
 
 
 def _one(row: Row, seed: int | None) -> Row:
     """What a default `validate` finds of one kernel."""
     start = time.monotonic()
     try:
-        signal.alarm(LIMIT)
+        signal.setitimer(signal.ITIMER_PROF, LIMIT)
         if other := other_interface(row["kernel"], row["contract"]):
             return {"status": "other interface", "why": other}
         found = of_report(validate(row["kernel"], row["contract"], seed=seed))
     except Exception as error:  # a row of the table; nothing of it counts as judged
         found = {"status": "error", "why": f"{type(error).__name__}: {error}"[:300]}
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return found | {"seconds": round(time.monotonic() - start, 1)}
 
 
