@@ -210,12 +210,12 @@ def reshape_and_cache(
     v_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
     keys, values = (cache.view(torch.uint8).clone() for cache in (key_cache, value_cache))
-    page = keys.shape[3]
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            codes = _e4m3(key[token].float() / k_scale).view(torch.uint8)
-            keys[slot // page, :, :, slot % page] = codes.reshape(codes.shape[0], keys.shape[2], keys.shape[4])
-            values[slot // page, :, :, slot % page] = _e4m3(value[token].float() / v_scale).view(torch.uint8)
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept].long()
+    pages, at = slots // keys.shape[3], slots % keys.shape[3]
+    codes = _e4m3(key.float() / k_scale).view(torch.uint8)[: len(kept)][kept]
+    keys[pages, :, :, at] = codes.unflatten(-1, (keys.shape[2], keys.shape[4]))
+    values[pages, :, :, at] = _e4m3(value.float() / v_scale).view(torch.uint8)[: len(kept)][kept]
     return keys.view(F8), values.view(F8)
 
 
