@@ -32,7 +32,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -50,7 +49,6 @@ Row = dict[str, Any]
 TABLE = "kernels.json"
 TRIED = ("refused", "conforms", "untested", "error")
 """What becomes of a kernel that was run; the first is due to a wrong one, the second to a right one."""
-TOGETHER = 4  # kernels of one contract that a process judges
 LIMIT = 240.0  # CPU seconds of judging one kernel
 KEPT = 12  # failing findings that are written whole
 SAYS = re.compile(r"has dtype|has shape|strides|row-major|row major|lies on|torch\.\w+", re.IGNORECASE)
@@ -77,8 +75,8 @@ def main() -> int:
     records = list(of.table)
     if of.out is not None:
         judged = list[Row]()
-        for part in judge(of.folder.resolve(), rows, jobs=of.jobs, within=of.within, seed=of.seed, forked=of.forked):
-            judged += part
+        for row in judge(of.folder.resolve(), rows, jobs=of.jobs, within=of.within, seed=of.seed, forked=of.forked):
+            judged.append(row)
             of.out.write_text(json.dumps(judged, indent=0))  # what was found stays where the run is ended
         records.append(of.out)
     found = {row["kernel"]: row for record in records for row in json.loads(record.read_text())}
@@ -90,29 +88,23 @@ def main() -> int:
 
 def judge(
     folder: Path, rows: Iterable[Row], *, jobs: int, within: float, seed: int | None, forked: bool
-) -> Iterator[list[Row]]:
-    """The rows with ``status`` and what was found, those of one contract in few processes (their order is kept)."""
+) -> Iterator[Row]:
+    """The rows with ``status`` and what was found, each from a process of its own, as they end."""
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     ends = time.monotonic() + within
-    parts = [
-        (group[i : i + TOGETHER], ends, seed)
-        for _, part in groupby(rows, lambda row: row["contract"])
-        for group in [list(part)]
-        for i in range(0, len(group), TOGETHER)
-    ]
     with ExitStack() as stack:
         if forked:
             stack.enter_context(patch.object(process, "subprocess", forked_worker.SHIM))
         pool = stack.enter_context(multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1))
-        yield from pool.imap_unordered(_judged, parts)
+        yield from pool.imap_unordered(_judged, [(row, ends, seed) for row in rows])
 
 
-def _judged(asked: tuple[list[Row], float, int | None]) -> list[Row]:
-    rows, ends, seed = asked
+def _judged(asked: tuple[Row, float, int | None]) -> Row:
+    row, ends, seed = asked
     torch.set_num_threads(1)
     signal.signal(signal.SIGPROF, _late)
-    return [row | _one(row, seed) if time.monotonic() < ends else row | {"status": "not run"} for row in rows]
+    return row | (_one(row, seed) if time.monotonic() < ends else {"status": "not run"})
 
 
 def _late(*_: object) -> None:
