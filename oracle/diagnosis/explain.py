@@ -57,6 +57,7 @@ from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.diagnosis.measured import measured
 from oracle.diagnosis.mutated import Mutated
 from oracle.diagnosis.observed import UNLIKE, needed, observed, tail_of_k, times_right
+from oracle.diagnosis.other_calls import TRIED as TRIED_CALLS
 from oracle.diagnosis.other_calls import rows_by_ids, taken_otherwise
 from oracle.errors import NumericsError, counted
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
@@ -111,7 +112,8 @@ class Diagnosis:
     ``explanations``, best first; ``findings``, general observations in words; ``first_block``, the first K block that
     enters with a wrong factor, where the factors are known; ``places`` and ``blocks``, what :meth:`plot` draws;
     ``observed``, what the failing elements show beside that (:mod:`oracle.diagnosis.observed`); ``measured``, a name
-    that they give themselves (:mod:`oracle.diagnosis.measured`)."""
+    that they give themselves (:mod:`oracle.diagnosis.measured`); ``evidence``, the bits that a candidate must know to
+    reproduce what fails."""
 
     failing: int
     total: int
@@ -123,6 +125,7 @@ class Diagnosis:
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
     observed: tuple[str, ...] = ()
     measured: str | None = None
+    evidence: float = field(default=math.inf, compare=False, repr=False)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
         """Draw where the output fails and what explains it.
@@ -237,7 +240,8 @@ def explain_verdict(
             supplied = call.contract.validate_output(call.checked(), output)
             result = _diagnosis(verdict, call, supplied, numerics)
             names, shown = result.names, (*result.observed, *result.findings)
-            if not any(e.complete and e.name not in recipes() or e.local for e in result.explanations):
+            complete = any(e.complete and e.name not in recipes() or e.local for e in result.explanations)
+            if not complete and result.evidence >= needed(TRIED_CALLS):
                 names = _or_other_call(call, supplied, verdict, numerics, names)
             return replace(verdict, explained_by=names, observed=() if names else tuple(dict.fromkeys(shown)))
         if failing is not None:
@@ -676,9 +680,10 @@ def _of_whole_outputs(asked: Call, outputs: Mapping[str, Tensor], numerics: str 
         if explained > contradicted:
             results.append(Explanation(fault.name, "declared recipe", *counts, fault.seen))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
-    if not any(speaks(x) for x in outputs.values()) or _evidence(call, outputs, bad) < needed(tried):
+    evidence = _evidence(call, outputs, bad)
+    if not any(speaks(x) for x in outputs.values()) or evidence < needed(tried):
         results = []
-    seen = tuple(place(mask, output=name) for name, mask in bad.items())
+    drawn = tuple(place(mask, output=name) for name, mask in bad.items())
     several, words = len(bad) > 1, list[str]()
     for name, mask in bad.items():
         ordered = (call.contract.in_order(call, name, x) for x in (outputs[name], right[name], mask))
@@ -688,7 +693,9 @@ def _of_whole_outputs(asked: Call, outputs: Mapping[str, Tensor], numerics: str 
             text = [one for one in text if not one.startswith(UNLIKE)]
         words += [f"{name}: {one}" if several else one for one in text]
     said = _measured(call, outputs, right, bad, bounds)
-    return Diagnosis(failing, total, where, ranked(results)[:SHOWN], places=seen, observed=tuple(words), measured=said)
+    best = ranked(results)[:SHOWN]
+    shown = tuple(words)
+    return Diagnosis(failing, total, where, best, places=drawn, observed=shown, measured=said, evidence=evidence)
 
 
 def _measured(

@@ -20,7 +20,8 @@ output is judged for the changed call; one that is right for it, in every elemen
 
 A change is tried only where it changes values, in this order; :data:`TRIED` of them at most are judged, fewer of a
 large call. The first that is right is named. It must specify at least as many elements as the call itself, and leave no
-more of them open: an output is no evidence where nothing is said of it. A change is judged only where its result lies
+more of them open: an output is no evidence where nothing is said of it, nor where the right result of the call itself
+is right for the changed one too. A change is judged only where its result lies
 nearer to the output than the right result does, for more of the elements than it lies farther from, and where a few
 elements of a product do not refuse it. It may specify less where nearly all (:data:`MOST`) of what it leaves out fails,
 as 0, old memory or a NaN that no arithmetic gives, for a result that is neither: that was not computed. Of several of
@@ -103,7 +104,7 @@ def taken_otherwise(call: Call, output: Output, verdict: Verdict, numerics: str 
                 held = call.contract.judged(changed, output, numerics)
         except OracleError:  # the contract takes no such call, or another output belongs to it
             held = None
-        if held is not None and _right(held, verdict, changed, judged):
+        if held is not None and _right(held, verdict, changed, judged) and _refuses_right(changed, call, numerics):
             if LEFT_OUT not in text:
                 return text
             if not _beyond(call, judged):
@@ -216,6 +217,16 @@ def _right(held: Verdict, verdict: Verdict, changed: Call, output: Mapping[str, 
         name in results and results[name].shape == x.shape and torch.equal(_nan(results[name]), _nan(x))
         for name, x in output.items()
     )
+
+
+def _refuses_right(changed: Call, call: Call, numerics: str | None) -> bool:
+    """Whether the right result of the call is wrong for the changed one, which else takes outputs of both; True where
+    it is no output of that."""
+    try:
+        held = changed.contract.judged(changed, call.contract.reference(call.inputs, **call.options), numerics)
+    except OracleError:
+        return True
+    return held.status is Status.FAILED
 
 
 def _left_out(held: Verdict, verdict: Verdict, call: Call, output: Mapping[str, Tensor]) -> bool:

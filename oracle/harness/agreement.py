@@ -32,15 +32,18 @@ WRONG = (Status.FAILED, Status.CRASHED)
 
 def agreed(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings, each with the explanations that most of the failing cases share: a small failure may have the bits
-    of several faults. More failures without a name refute one: those of which something was observed, and for recipes,
-    of which every one was tried on every failure, all."""
+    of several faults. As many failures without a name refute one (those of which something was observed), of recipes,
+    of which every one was tried on every failure, more of any. Names of which no two cases have one refute each
+    other."""
     explained = [finding for finding in findings if _was_explained(finding)]
     shared = Counter(mechanism for finding in explained for mechanism in _mechanisms(finding))
     nameless = [f.verdict for f in explained if not f.verdict.explained_by]
     of_recipes = {_mechanism(name) for f in explained for name in f.verdict.explained_by if _recipes(name)}
     without, seen = len(nameless), sum(bool(verdict.observed) for verdict in nameless)
-    shared = Counter({name: n for name, n in shared.items() if n >= (without if name in of_recipes else seen)})
+    shared = Counter({name: n for name, n in shared.items() if (n >= without if name in of_recipes else n > seen)})
     most = max(shared.values(), default=0)
+    if most == 1 and len(explained) - without > 1:
+        shared = Counter()
     best = {mechanism for mechanism, count in shared.items() if count == most}
     having = [f for f in explained if best <= _mechanisms(f)] or [f for f in explained if best & _mechanisms(f)]
     if having:  # of equally many the larger failure decides

@@ -28,7 +28,7 @@ from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, GRAPH, IN_PLACE, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
-from oracle.harness.session import Answer, Session, failed, passed
+from oracle.harness.session import UNWRITTEN, Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import Call, Contract, Operands, TensorSpec, by_name
 from oracle.routines.catalogue import agree
@@ -101,6 +101,9 @@ class Calls:
         answer, before = self.session.call(inputs, options, **how), len(self._judged)
         verdict = self.verdict(inputs, options, answer, follows)
         judged_before = answer.problem is None and len(self._judged) == before
+        if verdict.explained_by == (UNWRITTEN,) and (how.get("lead") or how.get("step")):
+            why = "every element is a NaN with the bits of what lies between the inputs' elements"
+            verdict = replace(verdict, explained_by=(), summary=f"{why}, or was not written")
         if taken and verdict.status is Status.UNSUPPORTED:
             verdict = failed(f"refused, though other data of these shapes were taken: {verdict.reason}")
         if not judged_before and (verdict.status.is_failure or verdict.status is Status.UNSUPPORTED):

@@ -55,6 +55,7 @@ from oracle.routines.reached import (
     missing,
     patterned,
 )
+from oracle.routines.traits import Kind
 
 LARGEST = 1 << 22  # elements of the volume of a drawn case: it takes milliseconds
 KEPT = 4096  # answers: those of every contract for some versions of the package
@@ -103,10 +104,10 @@ def drawn_cases(contract: str, seed: int) -> list[Case]:
 
 
 def real_cases(contract: str, seed: int, budget: int | None = None) -> list[Case]:
-    """At most four cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`, :data:`BROAD`), with the
-    optional inputs that their contract takes: as many extents of each as fit into ``budget`` elements (:data:`REAL` by
-    default), the first ones first. The other extents are small. Of a larger budget what is left goes to the width, then
-    to the rows (:data:`MORE`).
+    """At most five cases at sizes of real models (:data:`WIDE`, :data:`MANY`, :data:`TALL`, :data:`BROAD`), with the
+    optional inputs that their contract takes (the widest without optional scales too): as many extents of each as fit
+    into ``budget`` elements (:data:`REAL` by default), the first ones first. The other extents are small. Of a larger
+    budget what is left goes to the width, then to the rows (:data:`MORE`).
     """
     return [replace(case, seed=seed) for case in _real(contract, REAL if budget is None else budget)]
 
@@ -168,12 +169,15 @@ def _real_cases(contract: str, budget: int) -> tuple[Case, ...]:
                 case = next((new for new in fitting if calls.admits(new)), case)
         if case != base and any(case[name] in SHOWN.get(_meaning(grammar, name) or "", ()) for name in grammar.extents):
             cases[_whole(case, calls)] = None
+            if order is widest:  # scales that are not given are computed, of all columns
+                cases[_whole(case, calls, but=Kind.SCALES)] = None
     return tuple(cases)
 
 
-def _whole(case: Case, calls: Calls) -> Case:
-    """The case with every optional input that its contract takes there, one after the other, then two at a time."""
-    optional = [spec for spec in get(case.contract).inputs if spec.optional]
+def _whole(case: Case, calls: Calls, *, but: Kind | None = None) -> Case:
+    """The case with every optional input that its contract takes there, one after the other, then two at a time, those
+    of the kind ``but`` left out."""
+    optional = [spec for spec in get(case.contract).inputs if spec.optional and spec.kind is not but]
     for together in (*((spec,) for spec in optional), *itertools.combinations(optional, 2)):
         if calls.seen(case).dtypes.keys() & {spec.name for spec in together}:
             continue

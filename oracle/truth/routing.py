@@ -148,12 +148,18 @@ def best_experts(choice: Tensor, router: Router, *, biased: bool) -> Tensor:
     ``choice``: float64 ``[T, E]``. ``biased``: a group of experts counts by its two largest choices, not by its
     largest. A NaN choice counts as the largest.
     """
+    allowed = in_best_groups(choice, router, biased=biased)
+    masked = torch.where(allowed, choice, torch.full_like(choice, -torch.inf))
+    return torch.sort(masked, dim=1, descending=True, stable=True).indices[:, : router.top_k]
+
+
+def in_best_groups(choice: Tensor, router: Router, *, biased: bool) -> Tensor:
+    """The experts of the groups that remain, bool ``[T, E]``; ``choice`` and ``biased`` as for :func:`best_experts`, a
+    NaN choice makes its group the best."""
     groups = _group_scores(choice, router, biased)
     best = torch.sort(groups, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
     best_groups = torch.zeros_like(groups, dtype=torch.bool).scatter_(1, best, True)
-    allowed = best_groups.repeat_interleave(choice.shape[1] // router.groups, dim=1)
-    masked = torch.where(allowed, choice, torch.full_like(choice, -torch.inf))
-    return torch.sort(masked, dim=1, descending=True, stable=True).indices[:, : router.top_k]
+    return best_groups.repeat_interleave(choice.shape[1] // router.groups, dim=1)
 
 
 def weights_of(score: Tensor, ids: Tensor, router: Router) -> Tensor:

@@ -236,9 +236,22 @@ class TestNotNamed:
         unknown = {**call.inputs, "bias": torch.full_like(call.inputs["bias"], torch.nan)}
         monkeypatch.setattr(other_calls, "_changes", lambda call: iter([("bias NaN", unknown, call.options)]))
         monkeypatch.setattr(other_calls, "_right", lambda *_: True)
+        monkeypatch.setattr(other_calls, "_refuses_right", lambda *_: True)
         assert said_of(call, output) is None
         monkeypatch.setattr(other_calls, "_brings_nan", lambda inputs, call: False)
         assert said_of(call, output) == "bias NaN"
+
+    def test_a_change_that_takes_the_right_result_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Logits a unit in the last place away admit it; the negative test takes the rule away."""
+        call = call_of(ROUTES)
+        output = {name: x.flip(0).contiguous() for name, x in output_of(call, lambda *_: None).items()}
+        logits = call.inputs["logits"]
+        near = {**call.inputs, "logits": torch.nextafter(logits, torch.full_like(logits, torch.inf))}
+        monkeypatch.setattr(other_calls, "_changes", lambda call: iter([("logits near", near, call.options)]))
+        monkeypatch.setattr(other_calls, "_right", lambda *_: True)
+        assert said_of(call, output) is None
+        monkeypatch.setattr(other_calls, "_refuses_right", lambda *_: True)
+        assert said_of(call, output) == "logits near"
 
     def test_what_is_missing_may_lie_elsewhere(self):
         """Rows that a call does not have hold numbers: the groups behind may be computed there."""

@@ -28,16 +28,17 @@ def failing(outside: int, *names: str, tried: Sequence[Tried] = ()) -> Finding:
             [failing(9, LEFT.format(8)), failing(20, LEFT.format(64)), failing(90, HALF)],
             [(LEFT.format(8),), (LEFT.format(64),), ()],
         ),
-        ([failing(9, TAIL), failing(20, HALF)], [(), (HALF,)]),
-        ([failing(9, TAIL), failing(20)], [(TAIL,), ()]),
-        ([failing(9, TAIL), failing(20), failing(30)], [(), (), ()]),  # more failures without a name
+        ([failing(9, TAIL), failing(20, HALF)], [(), ()]),  # no two have one
+        ([failing(9, TAIL), failing(20, TAIL), failing(30, HALF)], [(TAIL,), (TAIL,), ()]),
+        ([failing(9, TAIL), failing(20)], [(), ()]),  # as many failures without a name
+        ([failing(9, TAIL), failing(20, TAIL), failing(30)], [(TAIL,), (TAIL,), ()]),
         ([failing(9, TAIL)], [(TAIL,)]),
         ([], []),
     ],
 )
 def test_what_most_failures_share(findings: list[Finding], names: list[tuple[str, ...]]) -> None:
-    """Alternatives that one case has alone are left out; of equally many the larger failure decides; numbers of the
-    call are no part of a mechanism; one failure for which no fault was found refutes nothing, more than have it do."""
+    """Alternatives that one case has alone are left out; names that no two cases share refute each other; numbers of
+    the call are no part of a mechanism; failures for which no fault was found refute a name that no more have."""
     assert [finding.verdict.explained_by for finding in agreed(findings)] == names
 
 

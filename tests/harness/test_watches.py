@@ -10,7 +10,7 @@ import torch
 
 from oracle.harness import concurrency, offsets, validation, watches
 from oracle.harness.report import IN_PLACE, LARGE, NUMBERS, THREADS, Finding
-from oracle.harness.session import Answer, Session
+from oracle.harness.session import Answer, Session, _has_gaps
 from oracle.harness.validation import validate
 from oracle.harness.watches import DIRTY, DOUBLED, FLIPPED, MIXED, OTHER, PERMUTED, PITCHED, RERUN, SMALLER, STALE
 from oracle.routines.cases import Case, parse
@@ -124,6 +124,15 @@ class TestLaterCalls:
         report = validate("tests.support.subjects.broken:ignores_steps", GEMM, case=CASE, limit=60)
         (only,) = report.failures
         assert only.watch == PITCHED and only.verdict.summary.startswith("elements apart in a, b:")
+
+    @pytest.mark.usefixtures("in_process")
+    def test_nothing_written_is_no_name_of_a_view(self) -> None:
+        """A NaN that is computed from what lies between elements has the bits of memory that is not written."""
+        report = validate("tests.support.subjects.broken:leaves_views", GEMM, case=CASE, limit=60)
+        (only,) = report.failures
+        assert not only.verdict.explained_by and "or was not written" in only.verdict.summary
+        assert not any(map(_has_gaps, parse(CASE[0]).inputs().values()))
+        assert _has_gaps(torch.empty(2, 4)[:, ::2]) and not _has_gaps(torch.empty(2, 4).T)
 
     @pytest.mark.usefixtures("in_process")
     def test_a_right_kernel(self) -> None:

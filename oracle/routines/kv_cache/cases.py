@@ -116,16 +116,23 @@ def counts(case: Case, requests: int) -> list[int]:
 def requests(case: Case) -> dict[str, Tensor]:
     """The table of pages (unused entries out of range), and the ends of the rows of each request."""
     lengths = counts(case, case["b"])
-    start = case["p"] * (torch.arange(case["b"], device="cpu") % 2) if case.option("starts") == "1" else None
-    held = [0] * len(lengths) if start is None else (start // case["p"]).tolist()
-    widest = max(h - (-count // case["p"]) for h, count in zip(held, lengths, strict=True)) + 1
+    start = _starts(case)
+    ends_at = [first + count for first, count in zip(start.tolist(), lengths, strict=True)]
+    pages = [-(-end // case["p"]) for end in ends_at]
+    widest = max(pages) + 1
     order = torch.from_numpy(case.stream("pages").order(case["b"] * widest)).to(torch.int32)
     table = order.reshape(case["b"], widest).clone()
-    for b, (h, count) in enumerate(zip(held, lengths, strict=True)):
-        table[b, h - (-count // case["p"]) :] = -1
+    for b, used in enumerate(pages):
+        table[b, used:] = -1
     ends = torch.tensor([0, *lengths], dtype=torch.int32, device="cpu").cumsum(0).to(torch.int32)
     inputs = {"block_table": table, "cu_seq_lens": ends}
-    return inputs if start is None else inputs | {"seq_starts": start.to(torch.int32)}
+    return inputs if case.option("starts") is None else inputs | {"seq_starts": start.to(torch.int32)}
+
+
+def _starts(case: Case) -> Tensor:
+    """The first token of each request, int64 ``[b]``: 0; of every second one the first of a page, or one within it."""
+    second = torch.arange(case["b"], device="cpu") % 2
+    return second * {None: 0, "1": case["p"], "in": case["p"] + case["p"] // 2}[case.option("starts")]
 
 
 def pages_of(case: Case) -> int:
@@ -621,11 +628,11 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "gather_and_maybe_dequant_cache": grammar(
         "bpc", _gather, no_options, "b=1,p=4,c=320", "b=5,p=16,c=320", dtypes=("e4m3-bf16", "e4m3-f16", "e4m3-f32"),
-        families=CODES, options={"starts": ("1",)},
+        families=CODES, options={"starts": ("1", "in")},
     ),
     "cp_gather_cache": grammar(
         "bpc", _copy, no_options, "b=1,p=4,c=48", "b=5,p=16,c=48",
-        dtypes=("e4m3-e4m3", "bf16-bf16", "f16-f16", "f32-f32"), families=CODES, options={"starts": ("1",)},
+        dtypes=("e4m3-e4m3", "bf16-bf16", "f16-f16", "f32-f32"), families=CODES, options={"starts": ("1", "in")},
     ),
     "cp_gather_and_upconvert_fp8_kv_cache": grammar(
         "bp", _upconvert, no_options, *_REQUESTS, dtypes=("u8-bf16",), scheme="1x128", families=CODES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -934,6 +934,12 @@ fault(
 )
 
 
+def _in_page(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Tokens of its page before the first one of each request, int32 ``[B]``; 0 where no starts are given."""
+    starts = inputs.get("seq_starts", torch.zeros(1, dtype=torch.int32, device="cpu"))
+    return torch.remainder(starts, inputs["src_cache"].shape[1])
+
+
 def _halved(table: Tensor, pages: int) -> Tensor:
     return torch.where(table < 0, table, table % -(-pages // 2))
 
@@ -954,6 +960,14 @@ fault(
     needs=need(lambda call: "seq_starts" in call.inputs, "there are none"),
     read=lambda inputs: {name: x for name, x in inputs.items() if name != "seq_starts"},
     same_if="all are 0",
+)
+fault(
+    "starts of the requests rounded down to the first token of a page",
+    INDEX,
+    seen="vllm PR 51739: releases before it",
+    on=GATHERED & takes("seq_starts"),
+    needs=need(lambda call: bool((_in_page(call.inputs) > 0).any()), "every start is the first token of a page"),
+    read=lambda inputs: inputs | {"seq_starts": inputs["seq_starts"] - _in_page(inputs)},
 )
 fault(
     "last row of every request not read",

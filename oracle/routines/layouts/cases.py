@@ -82,6 +82,14 @@ def _integers(**ranges: tuple[int, int]) -> Builder:
     return build
 
 
+def _powers(case: Case) -> dict[str, Tensor]:
+    """Powers of two; ``special`` has 0 and infinity among them."""
+    x = data.powers_of_two(case.label("x"), (case["m"], 4 * case["c"]))
+    if case.family == "special":
+        x[::2, ::4], x[::3, 1::4] = 0.0, torch.inf
+    return {"x": x}
+
+
 def _shards(case: Case) -> dict[str, Tensor]:
     """S scales and the rows of each shard, which differ and add up to N."""
     s, n = case["s"], case["n"]
@@ -475,8 +483,8 @@ _GRAMMARS: Mapping[str, Grammar] = {
         ("m", "c"),
         ("f32",),
         ("-",),
-        ("randn",),
-        lambda case: {"x": data.powers_of_two(case.label("x"), (case["m"], 4 * case["c"]))},
+        ("randn", "special"),
+        _powers,
         no_options,
         shapes=_PACKED,
     ),

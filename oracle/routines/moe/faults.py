@@ -79,16 +79,6 @@ def _router(name: str) -> WhyNot:
     return need(lambda call: call.resolved.get("router") == name, "the router is another")
 
 
-# the bias makes every score negative, so that the 0 of masked groups is chosen
-fault(
-    "masked expert groups compete with 0, not -inf",
-    ARITHMETIC,
-    seen="flashinfer PR 4639",
-    read=entry("bias", lambda bias: bias - bias.amax() - 2.0),
-    options=option(num_expert_group=1, topk_group=1),
-    needs=both(in_groups, need(lambda call: "bias" in call.inputs, "there is no bias")),
-    same_if=SAME_GROUPS,
-)
 fault(
     "{}",
     ARITHMETIC,
@@ -140,14 +130,16 @@ def _routed(
     logits: Callable[[Call], Tensor] = lambda call: call.inputs["logits"],
     score: Callable[[Call], Tensor] | None = None,
     routed_by: Callable[[routing.Router], routing.Router] = lambda form: form,
+    choose: Callable[..., Tensor] = routing.best_experts,
 ) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
     """WRITE: experts and weights of other logits, scores and choices; groups by their two best where they are
-    ``biased``. ``score``: what weights are taken from, in place of the scores of the choice."""
+    ``biased``. ``score``: what weights are taken from, in place of the scores of the choice; ``choose``: in place of
+    :func:`oracle.truth.routing.best_experts`."""
 
     def write(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         form, bias = routed_by(router(call)), choice_bias(call)
         scored = change(routing.scores(logits(call), form, bias))
-        ids = routing.best_experts(scored.choice, form, biased=biased and bias is not None)
+        ids = choose(scored.choice, form, biased=biased and bias is not None)
         of = scored.score if score is None else score(call)
         assert isinstance(call.contract, Routing)
         factor = call.contract.factor(call.inputs, ids)
@@ -156,6 +148,12 @@ def _routed(
         return _written(call, outputs, weights, ids)
 
     return write
+
+
+def _masked_with_zero(choice: Tensor, form: routing.Router, *, biased: bool) -> Tensor:
+    """The experts of all groups, where those of the groups that do not remain have a choice of 0."""
+    allowed = routing.in_best_groups(choice, form, biased=biased)
+    return routing.best_experts(torch.where(allowed, choice, 0.0), replace(form, groups=1, top_groups=1), biased=False)
 
 
 def _written(call: Call, outputs: dict[str, Tensor], weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
@@ -196,6 +194,15 @@ CHOICES = "the choices lie further apart"
 with_bias = need(lambda call: "bias" in call.inputs, "there is no bias")
 of_scores = need(lambda call: not router(call).choose_by_logit, "the router takes logits")
 of_softmax = need(lambda call: router(call).scoring is Scoring.SOFTMAX, "the router has no softmax")
+
+
+def _below_zero(call: Call) -> bool:
+    """An expert is chosen by less than 0: those of other groups have more where they are masked with 0."""
+    choice = _choices(call)
+    ids = routing.best_experts(choice, router(call), biased=choice_bias(call) is not None)
+    return bool((choice.gather(1, ids) < 0).any())
+
+
 unscaled_sum = need(lambda call: not router(call).renormalise, "weights are renormalised")
 fault(
     "{}",
@@ -213,6 +220,12 @@ fault(
             seen="vllm PR 13474",
             needs=both(with_bias, in_groups),
             same_if="the groups of the best choices are those of the best pairs",
+        ),
+        way(
+            "masked expert groups compete with 0, not -inf",
+            _routed(choose=_masked_with_zero),
+            seen="flashinfer PR 4639",
+            needs=both(in_groups, need(_below_zero, "every chosen expert has a choice of 0 or more")),
         ),
         way(
             "choices rounded to bfloat16 before they are ranked",

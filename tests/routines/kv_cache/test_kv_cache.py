@@ -13,7 +13,8 @@ from oracle.numbers import kv_recipes
 from oracle.numbers.formats import codes_of, decode
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import by_name
-from oracle.routines.catalogue import catalogue, run
+from oracle.routines.catalogue import catalogue, faults_of, run
+from oracle.routines.drawn import default_cases
 from oracle.routines.fault import Call
 from oracle.routines.kv_cache.cases import GRAMMARS
 from oracle.routines.kv_cache.contract import CacheContract, Coded, Products, Quantised
@@ -339,3 +340,13 @@ def test_a_reciprocal_is_declared() -> None:
     assert judged(call, made["multiplied"]).status is Status.FAILED
     with pytest.raises(NumericsError, match="a given scale"):
         judged(call, made["divided"], numerics="vllm_group")
+
+
+@pytest.mark.parametrize("name", ["cp_gather_cache", "gather_and_maybe_dequant_cache"])
+def test_a_default_case_shows_a_start_that_loses_its_place_in_the_page(name: str) -> None:
+    """Of every seed, whatever is drawn: releases of vLLM before PR 51739 round starts down to a page."""
+    rounded = next(f for f in faults_of(name) if f.name.startswith("starts of the requests rounded down"))
+    for seed in (0, 1, 2):
+        calls = (Call(get(name), case.inputs(), case.call_options()) for case in default_cases(name, seed))
+        shown = (call for call in calls if rounded.applies(call) is None)
+        assert any(judged(call, by_name(run(call, rounded))).status is Status.FAILED for call in shown)

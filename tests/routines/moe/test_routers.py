@@ -225,3 +225,26 @@ def test_widths_of_ids(name: str, dtype: torch.dtype) -> None:
     assert isinstance(made, dict)
     made["topk_ids"] = made["topk_ids"].to(dtype)
     assert contract.judge(inputs, made, top_k=2).status is Status.PASSED
+
+
+MASKED, IGNORED = "masked expert groups compete with 0, not -inf", "wrong number of expert groups"
+
+
+@pytest.mark.parametrize("below", [0.0, 4.0])
+def test_groups_masked_with_0_are_not_groups_ignored(below: float) -> None:
+    """Both choose experts of other groups; a mask of 0 does where the choices that remain lie below it, and takes the
+    first expert of those. Each output has its own name alone."""
+    x, bias = normal(40, 32), normal(32, seed=2) - below
+    s = x.sigmoid()
+    choice = s + bias
+    pairs = choice.reshape(40, 4, 8).topk(2, dim=2).values.sum(dim=2)
+    kept = torch.zeros(40, 4).scatter(1, pairs.topk(2, dim=1).indices, 1.0).repeat_interleave(8, dim=1)
+    options = {"top_k": 4, "num_expert_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+
+    def names(ids: Tensor) -> tuple[str, ...]:
+        out = {"topk_weights": renormalised(s, ids, 2.5, 1e-20), "topk_ids": ids.int()}
+        return oracle.judge("fused_topk_deepseek", {"logits": x, "bias": bias}, out, arch="cpu", **options).explained_by
+
+    assert names(choice.topk(4, dim=1).indices) == (IGNORED,)
+    masked = torch.where(kept > 0, choice, 0.0).sort(dim=1, descending=True, stable=True).indices[:, :4]
+    assert names(masked) == ((MASKED,) if below else ())
