@@ -118,7 +118,8 @@ class TestParts:
         """All rows are the product itself; those from a later one on are not."""
         whole = block_scaled("codes", 6, 132, 300, seed=5)
         part = whole.rows(start, 6)
-        assert torch.equal(formats.codes_of(part.a), formats.codes_of(whole.a)[start:]) and (part is whole) == (start == 0)
+        assert (part is whole) == (start == 0)
+        assert torch.equal(formats.codes_of(part.a), formats.codes_of(whole.a)[start:])
 
 
 class TestFacts:
