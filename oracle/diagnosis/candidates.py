@@ -630,7 +630,7 @@ class Sample:
         alone = [("", self.piece(0, own))] if stores else []
         early = {Stage.READ, Stage.PRODUCT, Stage.SCHEDULE} if near else {Stage.READ, Stage.PRODUCT}
         for fault in faults:
-            if touches((fault,), Stage.READ, Stage.PRODUCT) and set(fault.changes) <= early:
+            if {Stage.READ, Stage.PRODUCT} & {*fault.changes} and {*fault.changes} <= early:
                 result = self._changed(fault, near=near)
                 if isinstance(result, ScaledProduct):
                     alone.append((fault.name, result))

@@ -661,7 +661,7 @@ def _specified(call: Call, output: Tensor) -> Tensor:
 # --- mixtures and late writes -------------------------------------------------------------------------------
 
 
-MIXED = "operands changed behind their first rows"
+MIXED = "partial-input memoisation"
 
 
 def mixed(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding | Note]:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 
 from oracle.errors import OptionError, among
 from oracle.loading import collector_at_rest
-from oracle.routines.base import Beyond, Call
+from oracle.routines.base import Beyond, Call, Contract
 from oracle.routines.family import BUILT_IN, families, registered
 from oracle.routines.fault import Family, Fault, Stage, agree
 from oracle.routines.mutants import run
@@ -96,9 +96,13 @@ def catalogue() -> Mapping[str, Fault]:
 def faults_of(contract: str) -> tuple[Fault, ...]:
     """The faults that apply to a contract, by its name; none of a name that nobody has."""
     known = registered().get(contract)
-    if known is None:
-        return ()
-    held = {trait for trait in {fault.on for fault in catalogue().values()} if trait.holds(known)}
+    return () if known is None else _applying(known)
+
+
+@cache
+def _applying(contract: Contract) -> tuple[Fault, ...]:
+    """Those whose trait a contract has: what a contract is does not change."""
+    held = {trait for trait in {fault.on for fault in catalogue().values()} if trait.holds(contract)}
     return tuple(fault for fault in catalogue().values() if fault.on in held)
 
 

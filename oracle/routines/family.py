@@ -1,9 +1,9 @@
 """Families of routines: one folder or one foreign distribution each, and what all of them bring together.
 
 A family is a :class:`RoutineFamily`: its contracts (registered when their module is imported), the grammars of their
-cases, their faults, and the goldens that a fresh fixtures folder begins with. Built-in ones are the folders of
-:data:`BUILT_IN`, each with a module ``family``. Another distribution adds one under the entry point group
-``fp8_oracle.families``; the entry point names the record::
+cases, their faults, and perhaps goldens that a new fixtures folder begins with; a folder that exists names its own.
+Built-in ones are the folders of :data:`BUILT_IN`, each with a module ``family``. Another distribution adds one under
+the entry point group ``fp8_oracle.families``; the entry point names the record::
 
     [project.entry-points."fp8_oracle.families"]
     mine = "my_package.family:FAMILY"
@@ -48,7 +48,8 @@ class RoutineFamily:
     contracts : the modules whose import registers its contracts.
     grammars : of the cases of each contract, by its name.
     faults : the tables of its faults (:class:`oracle.routines.fault.Faults`), in the order of the catalogue.
-    goldens : case ids of its goldens; contracts that have none get some that are chosen from the quick profile.
+    goldens : case ids that a new fixtures folder begins with; contracts that have none get some that are chosen from
+        the quick profile.
     """
 
     name: str

@@ -50,11 +50,11 @@ def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule
 
 def mutated_parts(call: Call, faults: tuple[Fault, ...]) -> list[Part]:
     """The products that the mutant computes; they do not depend on the call's schedule."""
-    parts = call.parts
+    right = parts = call.parts
     if touches(faults, Stage.READ):
         parts = replace(call, inputs=fold(call, faults, Stage.READ, dict(call.inputs))).parts
     changed = [replace(part, product=fold(call, faults, Stage.PRODUCT, part.product)) for part in parts]
-    for part, own in zip(changed, call.parts, strict=False):
+    for part, own in zip(changed, right, strict=False):
         part.product.learn(own.product)
     return changed
 

@@ -36,6 +36,7 @@ LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, 
 TILE, TILE_ON_DEVICE = 1 << 21, 1 << 25
 """Elements of one row tile of the result: about 16 MiB for each float64 temporary, 256 MiB on a device."""
 KEPT = 1 << 21  # elements of the largest operand whose float64 values are cached: 16 MiB
+ABSENT = object()  # in a cache
 RESULT = 1 << 16  # elements of the largest result that a product caches: 512 KiB for each float64 tensor
 NEARBY = 1 << 24  # multiplications of a small product
 BAND, BAND_ON_DEVICE = 1 << 20, 1 << 24  # codes that are looked at together: 8 MiB as integers, 128 MiB
@@ -315,9 +316,9 @@ class ScaledProduct:
         """What ``make`` computes of this product, cached under ``key`` if the result is small; do not write to it."""
         if self.M * self.N > RESULT:
             return make()
-        if key not in self._made:
-            self._made[key] = make()
-        value: T = self._made[key]
+        value: T = self._made.get(key, ABSENT)
+        if value is ABSENT:
+            value = self._made[key] = make()
         return value
 
     @cached_property

@@ -97,7 +97,7 @@ def test_a_mutant_outside_of_functions_is_imported(root: Path) -> None:
 from tests.support import mutation as m
 m.MAPS.mkdir(parents=True, exist_ok=True)
 mutant = next(x for x in m.mutants("{path}", ["{line}"]) if x.after.endswith("447.0"))
-m.alone(mutant, "oracle/truth/", [m.BY_HAND], lambda _, result, __: print("BY", result))
+m.alone(mutant, [m.BY_HAND], lambda _, result, __: print("BY", result))
 """
     ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert f"BY {mutation.BY_HAND}::TestShards::test_the_sentinel" in ran.stdout, ran.stdout + ran.stderr

@@ -7,9 +7,9 @@
 The mutants are those of cosmic-ray's operators in ``OPERATORS`` and of ``DropTerm``. Its own runner imports
 torch for each mutant, and mutmut replaces functions by generated ones, which numba cannot compile. Here one process
 collects the tests of a room and forks for each mutant: in the fork the mutated function gets its new code, and the
-tests that call it run, the cheapest first, until one fails. Which tests call it is recorded by a run of the room under
-a profiler, kept in ``build/mutants``. A mutant outside of functions, or of what numba compiles, takes the place of its
-module before anything of this repository is imported. No file of the repository is written.
+tests that call it run, the cheapest first, until one fails. Which tests call it is recorded by a run of each file of
+tests under a profiler, kept in ``build/mutants``. A mutant outside of functions, or of what numba compiles, takes the
+place of its module before anything of this repository is imported. No file of the repository is written.
 
 A survivor has its reason in ``tests/survivors.toml``: an argument why no output, or no decision, differs from that of
 the right program. The status is 1 where one is not listed.
@@ -59,6 +59,7 @@ TESTS = {
     "oracle/numbers/ue8m0.py": ("tests/numbers/test_ue8m0.py", GOLDENS),
     "oracle/truth/": ("tests/truth", GOLDENS),
     "oracle/truth/activation.py": ("tests/routines/moe", GOLDENS),
+    "oracle/truth/attention.py": ("tests/routines/attention", GOLDENS),
     "oracle/truth/int8.py": ("tests/routines/int8", GOLDENS),
     "oracle/truth/hadamard.py": ("tests/numbers/test_mx_forms.py", "tests/routines/mx", BY_HAND, GOLDENS),
     "oracle/truth/linear.py": ("tests/truth", "tests/routines/products", GOLDENS),
@@ -66,8 +67,10 @@ TESTS = {
     "oracle/truth/moe.py": ("tests/routines/moe", BY_HAND, GOLDENS),
     "oracle/truth/routing.py": ("tests/routines/moe", BY_HAND, GOLDENS),
     "oracle/truth/tiles.py": ("tests/truth/test_tiles.py", GOLDENS),
+    "oracle/truth/weight_only.py": ("tests/routines/weight_only", GOLDENS),
     "oracle/bounds/": ("tests/bounds", GOLDENS),
     "oracle/bounds/activation.py": ("tests/routines/moe", GOLDENS),
+    "oracle/bounds/attention.py": ("tests/routines/attention", "tests/bounds", GOLDENS),
     "oracle/bounds/boxed.py": ("tests/routines/moe", EDGES, LIMITS, THRESHOLDS, GOLDENS),
     "oracle/bounds/code_boxes.py": ("tests/routines/moe", EDGES, LIMITS, GOLDENS),
     "oracle/bounds/logits.py": ("tests/routines/logits", EDGES, LIMITS, WIDTHS, GOLDENS),
@@ -91,6 +94,7 @@ TESTS = {
         THRESHOLDS,
         GOLDENS,
     ),
+    "oracle/bounds/screen.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/bounds/rotary.py": ("tests/routines/fused", EDGES, LIMITS, WIDTHS, GOLDENS),
     "oracle/bounds/triton_join.py": ("tests/bounds", "tests/verdict", GOLDENS),
     "oracle/bounds/triton_screen.py": ("tests/bounds", "tests/verdict", GOLDENS),
@@ -404,14 +408,21 @@ def forked(work: Callable[[], int], cpu: float) -> tuple[int, float]:
 class Room:
     """A pytest plugin that runs the collected tests for each mutant instead of once; results go to ``report``."""
 
-    def __init__(self, name: str, chosen: Sequence[Mutant], report: Callable[[Mutant, str, float], None]) -> None:
-        self.record_at, self.chosen, self.report = MAPS / f"{name.replace('/', '-')}.json", chosen, report
+    def __init__(
+        self, paths: Sequence[str], chosen: Sequence[Mutant], report: Callable[[Mutant, str, float], None]
+    ) -> None:
+        self.paths, self.chosen, self.report = paths, chosen, report
 
     @cached_property
     def recorded(self) -> dict[str, Any]:
         """CPU seconds of each test, and the tests that call each function: ``calls[file:qualified name]``."""
-        record: dict[str, Any] = json.loads(self.record_at.read_text()) if self.record_at.exists() else {}
-        return record or {"costs": {}, "calls": {}}
+        whole: dict[str, Any] = {"costs": {}, "calls": {}}
+        for record in filter(Path.exists, map(record_of, files_of(self.paths))):
+            own = json.loads(record.read_text())
+            whole["costs"] |= own["costs"]
+            for function, tests in own["calls"].items():
+                whole["calls"][function] = sorted({*whole["calls"].get(function, ()), *tests})
+        return whole
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """One fork for each mutant whose function can be replaced here, or which was imported in its place."""
@@ -468,7 +479,7 @@ class Room:
 
 
 class Record(Room):
-    """Runs every test once under a profiler and keeps which of them call what."""
+    """Runs every test of one file once under a profiler and keeps which of them call what."""
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """In place of the tests."""
@@ -491,8 +502,22 @@ class Record(Room):
                 path = code.co_filename.removeprefix(f"{ROOT}/")
                 if path.startswith(tuple(TESTS)):
                     calls.setdefault(f"{path}:{code.co_qualname}", []).append(item.nodeid)
-        self.record_at.write_text(json.dumps({"costs": costs, "calls": calls}))
+        (path,) = self.paths
+        record_of(path).write_text(json.dumps({"costs": costs, "calls": calls}))
         return True
+
+
+def record_of(file: str) -> Path:
+    """Where it is kept which functions the tests of a file call."""
+    return MAPS / f"{file.replace('/', '-')}.json"
+
+
+def files_of(paths: Sequence[str]) -> list[str]:
+    """The files of tests that the ``paths`` of files and folders stand for."""
+    found = [path for path in paths if path.endswith(".py")]
+    folders = [ROOT / path for path in paths if not path.endswith(".py")]
+    found += [str(file.relative_to(ROOT)) for folder in folders for file in folder.rglob("test_*.py")]
+    return sorted({*found})
 
 
 def collect(tests: Sequence[str], room: Room) -> int:
@@ -506,10 +531,10 @@ def collect(tests: Sequence[str], room: Room) -> int:
     return int(pytest.main([*tests, *options], plugins=[room]))
 
 
-def alone(mutant: Mutant, name: str, tests: Sequence[str], report: Callable[[Mutant, str, float], None]) -> int:
+def alone(mutant: Mutant, tests: Sequence[str], report: Callable[[Mutant, str, float], None]) -> int:
     """The mutant takes the place of its module, then the tests are collected."""
     sys.meta_path.insert(0, Instead(mutant))
-    return collect(tests, Room(name, [mutant], report))
+    return collect(tests, Room(tests, [mutant], report))
 
 
 def judge(chosen: Sequence[Mutant], results: Path, *, record: bool, jobs: int = 1) -> dict[Mutant, str]:
@@ -527,15 +552,13 @@ def judge(chosen: Sequence[Mutant], results: Path, *, record: bool, jobs: int = 
         return {chosen[index]: result for index, result, *_ in lines}
 
     rooms = {name: [mutant for mutant in chosen if room_of(mutant.path) == name] for name in TESTS}
-    unrecorded = [
-        partial(collect, TESTS[name], room)
-        for name, own in rooms.items()
-        if record and own and not (room := Record(name, own, report)).record_at.exists()
-    ]
-    together(unrecorded, jobs)
+    if record:
+        named = [path for name, own in rooms.items() if own for path in TESTS[name]]
+        files = [file for file in files_of(named) if not record_of(file).exists()]
+        together([partial(collect, [file], Record([file], [], report)) for file in files], jobs)
     together(
         [
-            partial(collect, TESTS[name], Room(name, part, report))
+            partial(collect, TESTS[name], Room(TESTS[name], part, report))
             for name, own in rooms.items()
             for part in split(own, jobs)
             if any(mutant.inner for mutant in part)
@@ -543,7 +566,7 @@ def judge(chosen: Sequence[Mutant], results: Path, *, record: bool, jobs: int = 
         jobs,
     )
     left = [(name, mutant) for name, own in rooms.items() for mutant in own if mutant not in reported()]
-    statuses = together([partial(alone, mutant, name, TESTS[name], report) for name, mutant in left], jobs)
+    statuses = together([partial(alone, mutant, TESTS[name], report) for name, mutant in left], jobs)
     for (_, mutant), status in zip(left, statuses, strict=True):
         if mutant not in reported():
             report(mutant, f"collection: exit {status}", 0.0)

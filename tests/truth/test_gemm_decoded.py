@@ -113,6 +113,14 @@ class TestParts:
         assert whole.rows(0, 3).left.value().data_ptr() == address
         assert whole.rows(0, 3).right is whole.right
 
+    @pytest.mark.parametrize("start", range(3))
+    def test_rows_to_the_end(self, start: int) -> None:
+        """All rows are the product itself; those from a later one on are not."""
+        whole = block_scaled("codes", 6, 132, 300, seed=5)
+        part = whole.rows(start, 6)
+        assert (part is whole) == (start == 0)
+        assert torch.equal(formats.codes_of(part.a), formats.codes_of(whole.a)[start:])
+
 
 class TestFacts:
     """Counting codes gives the range that the values have."""

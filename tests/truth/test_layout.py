@@ -192,8 +192,9 @@ class TestPackedUe8m0:
 
     @pytest.mark.parametrize("value", [1.5, 0.0, -1.0, float("inf"), float("nan"), 2.0**-128, 1.0000001])
     def test_anything_else_is_refused(self, value: float) -> None:
+        """The first of them is named."""
         x = powers(3, 5)
-        x[1, 2] = value
+        x[1, 2] = x[2, 4] = value
         with pytest.raises(InputError, match=r"scale\[1, 2\]"):
             layout.get_mn_major_tma_aligned_packed_ue8m0_tensor(x)
 

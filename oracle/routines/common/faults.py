@@ -28,10 +28,6 @@ TILE = 64  # rows
 OUTSIDE = "what is read lies outside the memory"
 
 
-def _are(*kinds: Kind) -> Holds:
-    return lambda spec: spec.kind in kinds
-
-
 def _take(words: str, holds: Holds) -> Trait:
     """Contracts with an input of some specification; not layouts, which refuse what they cannot pack."""
     return Trait(words, lambda contract: any(map(holds, contract.inputs))) - LAYOUTS

@@ -342,36 +342,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         for name in ("rope_quantize_fp8", "mla_rope_quantize_fp8")
     },
 }  # fmt: skip  # a table, one row a line
-
-GOLDENS = (
-    *(f"silu_and_mul_quant/bf16-e4m3/tensor/m=5,i=64/{o}family={f}/seed=7"
-      for o in ("", "rounding=none/") for f in ("randn", "special")),
-    *(f"silu_and_mul_per_block_quant/bf16-e4m3/1x128/m=3,i=256/{o}family={f}/seed=7" for o, f in (
-        ("", "randn"), ("columns=1/", "ties"), ("ub=0.008/", "outlier"), ("rounding=each/", "special"))),
-    *(f"silu_and_mul_masked_post_quant/bf16-e4m3/1x128/e=3,t=3,i=128/{o}family={f}/seed=7" for o, f in (
-        ("", "randn"), ("group=32/", "ties"), ("ue8m0=1/", "amax"), ("", "nan"))),
-    *(f"persistent_masked_m_silu_mul_quant/bf16-e4m3/1x128/e=3,t=3,i=128/family={f}/seed=7"
-      for f in ("randn", "ties", "special")),
-    *(f"{name}/bf16-e4m3/tensor/m=3,h=96/family={f}/seed=7"
-      for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
-                   "fused_add_rmsnorm_quant") for f in ("randn", "special")),
-    *(f"{name}/bf16-e4m3/{scheme}/m=3,h=96/{o}family=special/seed=7" for name, scheme, o in (
-        ("allreduce_fusion", "tensor", "bias=1/"), ("allreduce_fusion_dynamic", "token", ""),
-        ("rms_norm_scaled", "tensor", "factors=in/"), ("rms_norm_add_residual_scaled", "tensor", "factors=out/"),
-        ("fused_rmsnorm_silu", "tensor", ""), ("layernorm_quant", "tensor", ""))),
-    "rms_norm_static_fp8_quant/bf16-e4m3/tensor/m=3,h=96/rounding=product/family=randn/seed=7",
-    "fused_add_rms_norm_static_fp8_quant/bf16-e4m3/tensor/m=3,h=96/rounding=product/family=special/seed=7",
-    *(f"rms_norm_dynamic_per_token_quant/bf16-e4m3/token/m=3,h=96/{o}family={f}/seed=7"
-      for o, f in (("", "randn"), ("residual=1/", "ties"), ("ub=5/", "outlier"))),
-    *(f"rms_norm_per_block_quant/bf16-e4m3/1x128/m=3,h=256/{o}family={f}/seed=7"
-      for o, f in (("", "randn"), ("residual=1/", "ties"), ("columns=1/", "special"))),
-    *(f"{name}/bf16-e4m3/tensor/t=3,h=2,d=16,n=32/{o}family={f}/seed=7"
-      for name in ("rope_quantize_fp8", "mla_rope_quantize_fp8")
-      for o, f in (("", "randn"), ("neox=0/", "ties"), ("scaled=0/", "special"))),
-    *(f"per_token_group_quant_fp8_masked/bf16-e4m3/1x128/e=3,t=3,k=256/{o}family={f}/seed=7"
-      for o, f in (("", "ties"), ("group=16/", "amax"), ("ue8m0=1/", "special"))),
-    *(f"per_token_group_quant_fp8_packed/bf16-e4m3/1x128/m=5,k=256/{o}family={f}/seed=7"
-      for o, f in (("", "randn"), ("group=32/", "ties"), ("group=16/", "special"))),
-    "silu_mul_quant_fp8_packed_triton/bf16-e4m3/1x128/m=2,i=128/group=64/family=randn/seed=7",
-    "fused_inv_rope_fp8_quant/bf16-e4m3/1x128/t=2,h=1,d=128/family=randn/seed=7",
-)  # fmt: skip  # a table, one row a line

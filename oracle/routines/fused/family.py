@@ -8,5 +8,4 @@ FAMILY = RoutineFamily(
     contracts=(kernels, norms),
     grammars=cases.GRAMMARS,
     faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES, faults.NORMS, faults.LAYER_NORM, faults.ROTARY),
-    goldens=cases.GOLDENS,
 )

@@ -665,38 +665,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         families=CODES,
     ),
 }  # fmt: skip  # a table, one row a line
-
-_SMALL = {
-    "thdp": "t=3,h=2,d=16,p=2",
-    "trep": "t=3,r=16,e=8,p=2",
-    "tre": "t=3,r=16,e=8",
-    "spd": "s=2,p=2,d=16",
-    "bhdp": "b=3,h=2,d=8,p=2",
-    "nvfp4_quantize_append_paged_kv_cache": "b=2,h=1,d=16,p=2",
-    "trtllm_prefill_attn_kvfp8_dequant": "b=2,h=1,d=8,p=2",
-    "dequantize_and_gather_k_cache": "b=1,p=1",
-    "triton_reshape_and_cache_flash_per_token_head_quant": "t=3,h=1,d=128,p=2",
-    "nvfp4_kv_dequantize_paged": "b=2,h=1,d=16,p=2",
-    "rope_quantize_fp8_append_paged_kv_cache": "b=2,h=1,d=8,p=2",
-    "brep": "b=3,r=16,e=8,p=2",
-    "tp": "t=3,p=2",
-    "tdp": "t=3,d=128,p=2",
-    "sp": "s=1,p=3",
-    "bpc": "b=3,p=2,c=16",
-    "bp": "b=3,p=2",
-    "bpd": "b=3,p=2,d=128",
-}
-
-
-def _goldens() -> Iterable[str]:
-    for name, each in GRAMMARS.items():
-        head = f"{name}/{each.dtypes[0]}/{each.schemes[0]}/{_SMALL.get(name) or _SMALL[''.join(each.extents)]}"
-        for family in [f for f in ("randn", "special", *CODES) if f in each.families]:
-            yield f"{head}/family={family}/seed=7"
-        for key, chosen in each.options.items():
-            yield f"{head}/{key}={chosen[0]}/family={each.families[0]}/seed=7"
-        for dtypes in each.dtypes[3:4] if name == "convert_fp8" else ():
-            yield f"{name}/{dtypes}/tensor/{_SMALL['spd']}/family=randn/seed=7"
-
-
-GOLDENS = tuple(_goldens())

@@ -8,5 +8,4 @@ FAMILY = RoutineFamily(
     contracts=(writers, readers, newer, rotated),
     grammars=cases.GRAMMARS,
     faults=(faults.FAULTS, faults.CASTS, faults.INSIDE, faults.ROTATED),
-    goldens=cases.GOLDENS,
 )

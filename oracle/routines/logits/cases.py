@@ -183,16 +183,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         shapes=("b=1,n=64", "b=7,n=5000", "b=200,n=900"),
     ),
 }  # fmt: skip  # a table, one row a line
-
-GOLDENS = (
-    "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=3,n=40,h=8,d=64/family=randn/seed=7",
-    "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=3,n=40,h=8,d=64/clean=1/family=codes/seed=7",
-    "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token/b=2,t=1,n=64,h=8,d=64/family=codes/seed=7",
-    *(
-        f"fp8_fp4_mqa_logits/e2m1xe2m1-f32/1x32/m=3,n=20,h=8,d=64/{rest}/seed=7"
-        for rest in ("family=randn", "clean=1/family=codes", "compact=1/family=wide")
-    ),
-    "fp8_fp4_mqa_logits/e2m1xe2m1-bf16/1x32/m=3,n=20,h=8,d=128/weights=bf16/family=randn/seed=7",
-    "fp8_fp4_paged_mqa_logits/e2m1xe2m1-f32/1x32/b=2,t=2,n=40,h=8,d=64/page=32/family=codes/seed=7",
-    "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=64,n=192,h=32,d=64/family=randn/seed=7",  # kept as digests
-)

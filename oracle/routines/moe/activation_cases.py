@@ -70,4 +70,3 @@ def _grammar(row: Row) -> Grammar:
 
 
 GRAMMARS = {name: _grammar(contract.row) for name, contract in CONTRACTS.items()}
-GOLDENS = tuple(f"{name}/bf16/-/m=1,i=4/family=randn/seed=7" for name in CONTRACTS)

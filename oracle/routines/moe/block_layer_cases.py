@@ -120,8 +120,3 @@ GRAMMARS = with_corners(
     {name: _grammar(contract.row) for name, contract in CONTRACTS.items()},
     {name: ("t=4,e=3,h=64,i=64,k=2/first=2",) for name in CONTRACTS},
 )
-GOLDENS = tuple(
-    f"{name}/{g.dtypes[0]}/{g.schemes[0]}/t=1,e=1,h={w},i={w},k=1/family=randn/seed=7"
-    for name, g in GRAMMARS.items()
-    for w in (CONTRACTS[name].row.width,)
-)

@@ -413,34 +413,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         listed=_activation_ids,
     ),
 }
-
-GOLDENS = (
-    "gemma4_routing_function_torch/f32/-/t=3,e=8,k=2/family=randn/seed=7",
-    "phimoe_routing_function/f32/-/t=3,e=8/family=randn/seed=7",
-    "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=2,e=2,h=64,i=64,k=1/family=randn/seed=7",
-    "moe_fp8/e4m3xe4m3-bf16/tensor:tensor/t=3,e=2,h=64,i=64,k=2/family=codes/seed=7",
-    "moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=3,e=2,h=256,i=16,k=2/family=randn/seed=7",
-    "moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=3,e=2,h=256,i=16,k=1/"
-    "rounding=PRODUCT,limit=7,first=2,on_input=1/family=ties/seed=7",
-    "moe_fp8/bf16xe4m3-bf16/tensor:tensor/t=2,e=2,h=64,i=64,k=1/family=amax/seed=7",
-    *(f"apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=6,g=4,e=2,h=32,i={i}/{o}family=randn/seed=7"
-      for i, o in ((32, "weight=f32/"), (24, "weight=bf16/"), (24, "rank=1,logits=bf16,weight=f32/"),
-                   (32, "logits=far,weight=f32/"), (32, "logits=ties/"))),
-    "apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=6,g=2,e=2,h=32,i=32/weight=f32/"
-    "family=codes/seed=7",
-    *(f"silu_and_mul/{d}/-/m=5,i=24/{o}family={f}/seed=7" for d, o, f in (
-        ("bf16", "", "randn"), ("bf16", "each=1/", "ties"), ("bf16", "limit=0.5/", "outlier"), ("f16", "", "special"),
-        ("f32", "", "randn"), ("f32", "limit=7,each=1/", "amax"), ("bf16", "", "nan"))),
-    *(f"moe_routing/f32/-/t=24,e=32,k=4/{o}family=randn/seed=7"
-      for o in ("", "router=llama4/", "router=softmax/", "router=softmax,renormalize=1/", "groups=4/",
-                "groups=4,bias=1,renormalize=1/")),
-    *(f"{name}/{d}/-/t=2,e=8,k=2/{o}family=randn/seed=7" for name, d, o in (
-        ("topk_softmax", "f32", "bias=1,padding=1,renormalize=1,factor=2.5/"),
-        ("topk_sigmoid", "f16", "bias=1,renormalize=1/"), ("topk_softplus_sqrt", "f32", "bias=1,renormalize=1/"),
-        ("grouped_topk", "f32", "groups=4,renormalize=1/"), ("fused_topk_deepseek", "bf16", "groups=4,factor=2.5/"),
-        ("trtllm_moe_routing", "f32", "bias=1,groups=4/"), ("trtllm_moe_routing", "f32", "method=Renormalize/"))),
-    # kept as digests
-    "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=9,e=5,h=256,i=128,k=3/family=randn/seed=7",
-    "apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=17,g=6,e=3,h=160,i=72/weight=f32/"
-    "family=randn/seed=7",
-)  # fmt: skip  # a table, one row a line

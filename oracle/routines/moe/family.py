@@ -49,12 +49,4 @@ FAMILY = RoutineFamily(
         sum_faults.FAULTS,
         hashed.FAULTS,
     ),
-    goldens=(
-        *cases.GOLDENS,
-        *activation_cases.GOLDENS,
-        *pipeline_cases.GOLDENS,
-        *block_layer_cases.GOLDENS,
-        *sum_cases.GOLDENS,
-        *hashed.GOLDENS,
-    ),
 )

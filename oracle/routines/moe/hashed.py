@@ -176,10 +176,6 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"shared": ("2.5", "1")}, listed=_listed, domain="e >= 8, k <= 8", fixed=True,
     ),
 }  # fmt: skip  # a table
-GOLDENS = (
-    "hash_topk/f32/tensor/t=3,e=8,k=2,v=5/shared=2.5/family=randn/seed=7",
-    "hash_topk/f32/tensor/t=3,e=8,k=2,v=5/family=negative/seed=7",
-)
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------

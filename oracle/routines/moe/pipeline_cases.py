@@ -262,19 +262,8 @@ GRAMMARS = with_corners(
 )
 
 
-def _small(row: Pipeline, grammar: Grammar) -> str:
-    """Sizes of a golden."""
-    if row.halved:
-        return "t=1,e=1,h=16,i=96,k=1"
-    return f"t=2,e=2,h=32,i={32 if '% 16' in grammar.domain else 128},k=2"
-
-
 MANY = tuple(
     f"{_head(name, grammar)}/{_shape(contract.row, k=8, e=256)}/family=randn/seed=1"
     for (name, grammar), contract in zip(GRAMMARS.items(), CONTRACTS.values(), strict=True)
 )
 """256 experts, eight for each token: in no profile, since their weights take seconds to make."""
-GOLDENS = tuple(
-    f"{_head(name, grammar)}/{_small(CONTRACTS[name].row, grammar)}/family=randn/seed=7"
-    for name, grammar in GRAMMARS.items()
-)

@@ -80,10 +80,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         shapes=("t=5,k=3,h=256", "t=2,k=8,h=512"),
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "moe_sum/bf16/-/t=2,k=3,h=8/family=randn/seed=7",
-    "moe_sum_reduce/bf16/-/t=2,k=3,h=8/factor=2.5/family=randn/seed=7",
-    "moe_fused_mul_sum/bf16xf32/-/t=2,k=3,h=8/map=1/family=randn/seed=7",
-    "moe_unpermute/bf16/-/t=2,k=3,h=8/ends=1/family=randn/seed=7",
-    "zero_experts_compute_triton/bf16/-/t=1,k=3,h=256/family=randn/seed=7",
-)

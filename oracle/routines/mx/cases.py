@@ -159,21 +159,3 @@ _PLAIN: Mapping[str, Grammar] = {
 # Two tiles of 128 rows of scales, two of four blocks.
 CORNER = ("m=160,k=160",)
 GRAMMARS = with_corners(_PLAIN, {name: CORNER for name, grammar in _PLAIN.items() if grammar.extents == _MK})
-
-GOLDENS = (
-    *(f"mxfp8_quantize/bf16-e4m3/1x32/m=5,k=96/{o}family={f}/seed=7"
-      for o in ("", "layout=linear/") for f in ("steps", "special", "nan")),
-    *(f"mxfp8_quantize/bf16-e4m3/1x32/m=5,k=96/rounding={r}/family=steps/seed=7" for r in ("floor", "ceil", "even")),
-    "mxfp8_quantize/bf16-e5m2/1x32/m=5,k=96/family=steps/seed=7",
-    *(f"mxfp4_quantize/bf16/1x32/m=5,k=96/{o}family={f}/seed=7"
-      for o in ("", "layout=8x4/") for f in ("fp4ties", "special", "nan")),
-    *(f"mxfp4_quantize/bf16/1x32/m=5,k=96/rounding={r}/family=steps/seed=7" for r in ("floor", "ceil", "even")),
-    *(f"nvfp4_quantize/bf16/1x16/m=5,k=96/{o}family={f}/seed=7"
-      for o in ("", "layout=linear/", "inversed=1/") for f in ("fp4ties", "steps", "nan")),
-    "nvfp4_quantize/f32/1x16/m=5,k=96/global=stale/family=randn/seed=7",
-    "nvfp4_quantize/bf16/1x16/m=3,k=32/global=rows/family=randn/seed=7",
-    *(f"scaled_fp4_quant/bf16/1x16/m=5,k=96/{o}family=steps/seed=7" for o in ("", "global=one/", "global=stale/")),
-    *(f"{c}/m=5,k=96/{o}family={f}/seed=7" for o in ("", "layout=8x4/", "layout=linear/") for f in ("randn", "codes")
-      for c in ("mxfp8_dequantize/e4m3-f32/1x32", "mxfp4_dequantize/e2m1/1x32", "nvfp4_dequantize/e2m1/1x16")),
-    *(f"nvfp4_kv_dequantize/e2m1-{t}/1x16/m=3,k=32/family=codes/seed=7" for t in ("bf16", "f16")),
-)  # fmt: skip  # a table, one row a line

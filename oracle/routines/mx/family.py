@@ -25,5 +25,4 @@ FAMILY = RoutineFamily(
     contracts=(contract, columns, flashinfer, norms, elements, training, tokens, experts, casts, fp4_norms),
     grammars={**cases.GRAMMARS, **more_cases.GRAMMARS, **norm_cases.GRAMMARS},
     faults=(faults.FAULTS, more_faults.FAULTS, norm_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *more_cases.GOLDENS, *norm_cases.GOLDENS),
 )

@@ -95,8 +95,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         (ROUTED, "1x16", {**_SUMS, "factors": ("none", "narrow"), "shared": ("1",), "rsf": ("2.5",)}),
     )
 }  # fmt: skip  # a table, one row a line
-
-GOLDENS = tuple(
-    f"{name}/bf16/{grammar.schemes[0]}/m=2,k=64/{'' if 'rmsnorm' in name else 'layout=linear/'}family=randn/seed=7"
-    for name, grammar in GRAMMARS.items()
-)

@@ -9,5 +9,4 @@ FAMILY = RoutineFamily(
     contracts=(contract, deep_gemm),
     grammars=cases.GRAMMARS,
     faults=(FAULTS,),
-    goldens=cases.GOLDENS,
 )

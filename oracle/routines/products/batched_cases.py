@@ -370,30 +370,3 @@ GRAMMARS = with_corners(
         ),
     },
 )  # fmt: skip  # a table, one row a line
-
-
-def _golden(contract: str, extents: str, *families: str) -> tuple[str, ...]:
-    grammar = GRAMMARS[contract]
-    return tuple(f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[0]}/{extents}/family={f}/seed=7" for f in families)
-
-
-GOLDENS = (
-    *(id for name in ("nn", "tn", "tt") for id in _golden(f"fp8_gemm_{name}", "m=5,n=24,k=256", "randn", "codes")),
-    *_golden("fp8_gemm_nt_1d1d", "m=5,n=24,k=256/c=f32", "randn", "exact"),
-    *_golden("k_grouped_fp8_gemm_nt_contiguous", "m=3,n=8,k=256,g=3", "randn", "codes", "exact"),
-    *_golden("m_grouped_fp8_gemm_nn_contiguous", "m=128,n=8,k=128,g=2", "randn"),
-    *_golden("fp8_gemm_nt_skip_head_mid", "m=3,n=192,k=256", "randn"),
-    *_golden("fp8_einsum", "m=3,n=24,k=256,g=2", "randn", "codes"),
-    *_golden("bmm_fp8", "m=3,n=24,k=256,g=2", "randn", "codes"),
-    *_golden("grouped_mm_fp8", "m=9,n=24,k=128,g=3", "randn", "codes"),
-    *_golden("gemm_fp8_nt_groupwise", "m=5,n=24,k=256", "randn"),
-    *_golden("group_gemm_fp8_nt_groupwise", "m=12,n=24,k=128,g=3", "randn", "codes"),
-    *_golden("batch_deepgemm_fp8_nt_groupwise", "m=3,n=24,k=256,g=3", "randn"),
-    *_golden("cutlass_blockwise_scaled_grouped_mm", "m=9,n=24,k=256,g=3", "randn"),
-    *_golden("cutlass_moe_mm", "m=9,n=24,k=128,g=3", "randn", "codes"),
-    *_golden("cutlass_w4a8_mm", "m=3,n=24,k=256", "randn", "codes"),
-    *_golden("cutlass_w4a8_moe_mm", "m=9,n=24,k=128,g=3", "randn"),
-    *_golden("unified_encode_int4b", "m=16,k=32", "codes"),
-    *_golden("cutlass_encode_and_reorder_int4b", "n=32,k=64", "codes"),
-    *_golden("cutlass_pack_scale_fp8", "m=3,k=130", "codes", "nan"),
-)

@@ -128,7 +128,7 @@ class ProductContract(Contract):
     numerics = BLOCK_NUMERICS
     roles: ClassVar[Mapping[str, str]] = PLAIN_ROLES
     options: ClassVar[tuple[OptionSpec, ...]] = (OUT_DTYPE,)
-    golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90", "gfx942")
+    golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
     multiplies = True
     scaling: ClassVar[tuple[Scaling, Scaling]] = BLOCKS
     out_dtypes: ClassVar[tuple[torch.dtype, ...]] = OUT_DTYPES

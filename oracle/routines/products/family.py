@@ -19,5 +19,4 @@ FAMILY = RoutineFamily(
     contracts=(contract, flashinfer, grouped, linear, deep_gemm, batched, mixed),
     grammars={**cases.GRAMMARS, **batched_cases.GRAMMARS},
     faults=(FAULTS,),
-    goldens=(*cases.GOLDENS, *batched_cases.GOLDENS),
 )

@@ -234,6 +234,7 @@ class RocmPerTensor(contract.TorchScaledMm):
         TensorSpec("weight", Kind.CODES, (*FNUZ, *FP8), ("K", "N"), "weight codes, logical [K, N]"),
         *contract.TorchScaledMm.inputs[2:],
     )
+    golden_arches = ("cpu",)
 
 
 @register

@@ -83,8 +83,9 @@ def matrix(call: Call, role: str) -> Tensor:
     """The first matrix of ``role`` as the contract gives it, of its own dtype: ``[rows, blocks]`` or ``[rows, K]``; one
     1 without it."""
     name = call.contract.roles.get(role)
-    one = torch.ones(1, 1, dtype=torch.float32, device="cpu")
-    return one if name is None else matrices(call, role, call.inputs[name])[0]
+    if name is None:
+        return torch.ones(1, 1, dtype=torch.float32, device="cpu")
+    return call.cached(f"matrix of {role}", lambda: matrices(call, role, call.inputs[name])[0])
 
 
 def has(role: str) -> WhyNot:

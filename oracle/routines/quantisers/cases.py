@@ -104,24 +104,3 @@ GRAMMARS = with_corners(
         "per_channel_cast_to_fp8": ("m=256,k=2",),
     },
 )
-
-# Quantisers on ties and specials; at the end some that are kept as digests.
-GOLDENS = (
-    *(f"per_token_group_quant_fp8/{d}/1x128/m=6,k=256/{o}family={f}/seed=7"
-      for d in ("bf16-e4m3", "f32-e4m3") for o in ("", "ue8m0=1/") for f in ("ties", "amax", "special", "nan")),
-    *(f"per_token_cast_to_fp8/bf16-e4m3/1x128/m=6,k=200/{o}family={f}/seed=7"
-      for o in ("", "ue8m0=1/") for f in ("amax", "special")),
-    *(f"per_block_cast_to_fp8/bf16-e4m3/128x128/m=40,k=130/{o}family={f}/seed=7"
-      for o in ("", "ue8m0=1/") for f in ("amax", "special")),
-    *(f"per_channel_cast_to_fp8/bf16-e4m3/128x1/m=128,k=12/{o}family={f}/seed=7"
-      for o in ("", "ue8m0=1/") for f in ("amax", "randn")),
-    *(f"scaled_fp8_quant/f16-e4m3/{s}/m=6,k=256/family={f}/seed=7"
-      for s in ("tensor", "token") for f in ("ties", "special")),
-    "scaled_fp8_quant/bf16-e4m3/tensor/m=6,k=256/static=1/family=heavy/seed=7",
-    *(f"{c}/m=6,k=256/family={f}/seed=7" for f in ("amax", "special", "outlier", "range")
-      for c in ("flashinfer_quantize_1x128/bf16-e4m3/1x128", "flashinfer_quantize_128x128/bf16-e4m3/128x128")),
-    *(f"per_tensor_dequantize/e4m3-f16/tensor/m=4,k=128/family={f}/seed=7" for f in ("codes", "nan")),
-    *(f"ceil_to_ue8m0/f32/-/m=4,k=128/family={f}/seed=7" for f in ("special", "heavy", "nan")),
-    "per_token_group_quant_fp8/bf16-e4m3/1x128/m=129,k=640/family=heavy/seed=7",
-    "per_block_cast_to_fp8/f32-e4m3/128x128/m=130,k=384/family=special/seed=7",
-)  # fmt: skip  # a table, one row a line

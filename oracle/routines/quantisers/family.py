@@ -9,5 +9,4 @@ FAMILY = RoutineFamily(
     contracts=(contract, torch_forms),
     grammars={**cases.GRAMMARS, **torch_cases.GRAMMARS},
     faults=(faults.FAULTS, inside.FAULTS, torch_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *torch_cases.GOLDENS),
 )

@@ -65,10 +65,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         _MK, ("i8",), ("-",), ("codes",), _codes, _blocks, {"block": ("32",)}, shapes=("m=130,k=200", "m=3,k=64"),
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "scaled_quantize/bf16/-/m=2,k=64/group=row/family=randn/seed=7",
-    "dynamic_per_batched_tensor_quant/bf16/-/m=2,k=8/family=randn/seed=7",
-    "convert_bf16_scales_to_fp8/bf16/-/m=2,k=8/family=randn/seed=7",
-    "scaled_dequantize/e4m3-bf16/-/m=2,k=128/family=codes/seed=7",
-    "block_dequant/i8/-/m=3,k=40/block=32/family=codes/seed=7",
-)
