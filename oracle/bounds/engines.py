@@ -42,6 +42,8 @@ from oracle.truth.gemm import Decoded, Exact, ScaledProduct
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 SLOWER = 4  # times as long as the prediction of a product takes its bound, and more
 DECIDING = 16  # elements that a verdict rests on, of those that are confirmed
+CONFIRMED = 32  # elements of those that are computed one by one on a GPU
+SHARE = 8  # of all elements the part whose bounds cost a GPU less, one by one, than those of all in tiles
 Deciding = Callable[[], Tensor]
 """Bool ``[M, N]``: the elements whose bounds decide a verdict; called where a sample of bounds is confirmed."""
 Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
@@ -299,28 +301,23 @@ def compiled_any_order(product: ScaledProduct, acc: Accumulator) -> Interval | N
 
 
 def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
-    """``lo`` and ``hi`` of :func:`compiled_residue` where ``wanted``, bool ``[M, N]``, and 0 elsewhere, float64 ``[M,
-    N]``; None where an operand is not finite, or the compiled pass cannot take the product.
+    """``lo`` and ``hi`` of :func:`residue_bound` where ``wanted``, bool ``[M, N]``: float64 ``[P]``, row by row. None
+    where an operand is not finite, or no compiled engine takes the product; on a GPU also where ``SHARE`` of them cost
+    more than all, or a sample has not the bits of the CPU.
 
     No interval may be open (:func:`oracle.bounds.product.may_overflow`): that is not looked at. No NaN is given.
     Source: :func:`oracle.bounds.product.residue_bound`, whose values these are.
     """
-    finite = (
-        product.left.finite
-        and product.right.finite
-        and all(
-            bool(torch.isfinite(x).all())
-            for x in (
-                product.left.scales,
-                product.right.scales,
-                *([] if product.bias is None else [decode(product.bias)]),
-            )
-        )
-    )
-    if why_not(product, acc) or not finite:
+    summands = [decode(x) for x in (product.bias, product.c) if x is not None]
+    numbers = [product.left.scales, product.right.scales, *summands]
+    if not (product.left.finite and product.right.finite and all(bool(torch.isfinite(x).all()) for x in numbers)):
+        return None
+    if not why_not_on_device(product, acc):
+        return _at_on_device(product, acc, torch.nonzero(wanted.flatten())[:, 0])
+    if product.c is not None or why_not(product, acc):
         return None
     whole = _Pass(product, acc, definition.residue_bound)
-    low, high = (torch.zeros(wanted.shape, dtype=torch.float64, device="cpu") for _ in range(2))
+    parts = list[Interval]()
     step = max(1, CHUNK_BYTES // (9 * max(1, whole.length)))
     for start in range(0, product.M, step):
         some = wanted[start : start + step]
@@ -337,10 +334,28 @@ def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tupl
         whole.each(run, [(row,) for row in rows], SLOWER * len(columns) * product.K)
         promotion = whole.promotion(np.concatenate([found[row] for row in rows], axis=2))
         bias = [] if product.bias is None else [(decode(product.bias)[None, columns], definition.ETA)]
-        interval = promotion.interval(*bias, name="", alpha=None)
-        for ends, own in ((low, interval.lo), (high, interval.hi)):
-            ends[start : start + step][some] = own[0]
+        parts.append(promotion.interval(*bias, name="", alpha=None))
+    low, high = (
+        torch.cat([torch.empty(0, dtype=torch.float64, device="cpu"), *(ends[0] for ends in of)])
+        for of in ([part.lo for part in parts], [part.hi for part in parts])
+    )
     return low, high
+
+
+def _at_on_device(product: ScaledProduct, acc: Accumulator, at: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same of the places ``at`` (int64 ``[P]``) on a GPU."""
+    if SHARE * len(at) > product.M * product.N:
+        return None
+    found = cuda_residue.residue_at(product, acc, at)
+    if len(at):
+        few = torch.linspace(0, len(at) - 1, min(len(at), CONFIRMED), dtype=torch.float64, device="cpu").long()
+        some = at[few.to(at.device)].cpu()
+        near = product.take((some // product.N).to(at.device)).take_columns((some % product.N).to(at.device)).to("cpu")
+        due = residue_bound(near, acc)
+        for ends, wanted in ((found.lo, due.lo), (found.hi, due.hi)):
+            if not torch.equal(ends[few.to(at.device)].cpu(), wanted.diagonal()):
+                return None
+    return found.lo, found.hi
 
 
 def _compiled(

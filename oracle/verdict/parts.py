@@ -31,7 +31,8 @@ MORE = (16, 1024)  # those that it must explain next where the output is more th
 LARGER = 32
 LARGE = 1 << 27  # products above which a few elements are asked before all are computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
-EXACT = 1 << 23  # elements of an output whose exact values are kept for the rest of its judgement: 256 MiB
+EXACT, EXACT_ON_DEVICE = 1 << 23, 1 << 25
+"""Elements of an output whose exact values are kept for the rest of its judgement: 256 MiB, and 1 GiB of a GPU."""
 BAND, BAND_ON_DEVICE = 256, 2048
 """Rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band."""
 
@@ -153,7 +154,7 @@ class Bands:
         if number not in self._exact:
             part = self.parts[number]
             known = ExactPart.of(part, exact(part.product), self.output.dtype)
-            if self.output.numel() > EXACT:
+            if self.output.numel() > (EXACT_ON_DEVICE if self.output.is_cuda else EXACT):
                 return known
             self._exact[number] = known
         return self._exact[number]
