@@ -36,6 +36,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.outer import outer_bands, why_not
 from oracle.bounds.product import REACH, unrounded
+from oracle.bounds.screen import Screen
 from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
 from oracle.numbers.threads import all_threads, one_thread
 from oracle.tensorcore.identify import subset
@@ -365,6 +366,8 @@ def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bo
     some = torch.nonzero(result.bad[row[0]])[:FEW, 0]
     one, few = (([known.subset(row, at)], output[row][:, at], result.bad[row][:, at]) for at in (column, some))
 
+    classes = _within_reach(one[0][0].part.product, one[1], classes)
+
     def may(other: str) -> bool:
         if other != IEEE32:
             acc = of_schedule(of_class(other))
@@ -376,6 +379,18 @@ def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bo
         return all(held_by([each.known], each.output, each.found.bad, other) for each in seen if each.found.outside)
 
     return any(map(may, classes))
+
+
+def _within_reach(product: ScaledProduct, output: Tensor, classes: Sequence[str]) -> Sequence[str]:
+    """Those of the classes that may give one element, ``output [1, 1]``, by how far it lies from the value of its
+    ``product`` (:mod:`oracle.bounds.screen`); of the others no interval need be computed."""
+    screen = Screen.of(product)
+    outside = None if screen is None else screen.outside(output)
+    if screen is None or outside is None:
+        return classes
+    far, size = outside.excess, outside.size
+    others = [name for name in classes if name != IEEE32]  # the element is outside of that
+    return [name for name in others if not bool(far > screen.reach(size, of_schedule(of_class(name))))]
 
 
 def _grids(wanted: Tensor) -> list[tuple[Tensor, Tensor]]:
