@@ -3,7 +3,8 @@
 All give the same bits, those of :func:`oracle.truth.gemm.exact` and of :mod:`oracle.bounds.product`; the choice is one
 of speed alone. On the CPU :mod:`oracle.bounds.cpu_kernels` is threaded and computes both in one pass;
 rows and columns with a NaN or an infinity among their inputs are computed by the definition. Numba is imported at the
-first use, and a machine for which it does not exist takes the definitions. On a GPU the value is that of
+first use, and a machine for which it does not exist takes the definitions; so do the first small calls where nothing is
+compiled yet (:mod:`oracle.tensorcore.cpu_cold`). On a GPU the value is that of
 :mod:`oracle.bounds.triton_sums`, and the bounds are those of :mod:`oracle.bounds.cuda_residue` once the definition has
 confirmed a sample of them (:func:`_confirmed`), in which *deciding* elements are, those that a verdict rests on.
 
@@ -34,6 +35,7 @@ from oracle.bounds.interval import Interval
 from oracle.bounds.product import Promotion
 from oracle.errors import NumericsError
 from oracle.numbers.formats import decode
+from oracle.tensorcore.cpu_cold import waits
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.tensorcore.packing import TILE, UNROLL, Packed, code_table, codes_array, pack, packed_rows
 from oracle.truth import gemm
@@ -64,14 +66,14 @@ def _exact(product: ScaledProduct) -> Exact:
         return gemm.with_summand(exact(replace(product, c=None)), product.c)
     if why_not(product):
         return gemm.exact(product) if triton_sums.why_not(product) else triton_sums.exact(product)
-    return compiled_exact(product)
+    return gemm.exact(product) if _waits("exact_value", product) else compiled_exact(product)
 
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.residue_bound` by the fastest engine that takes ``product``."""
     if not why_not_on_device(product, acc):
         return _on_device(product, acc)
-    plain = product.c is not None or why_not(product, acc)
+    plain = product.c is not None or why_not(product, acc) or _waits("residue", product)
     return definition.residue_bound(product, acc) if plain else compiled_residue(product, acc)[1]
 
 
@@ -91,7 +93,7 @@ def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact 
         value, interval = exact_and_residue(replace(product, c=None), acc)
         value = exact(replace(product, c=None)) if value is None else value
         return gemm.with_summand(value, product.c), definition.with_summand(value, interval, product.c)
-    if why_not(product, acc):
+    if why_not(product, acc) or _waits("residue", product):
         return None, definition.residue_bound(product, acc)
     return compiled_residue(product, acc)
 
@@ -101,7 +103,7 @@ def any_order_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding
     if not why_not_on_device(product, acc):
         interval = cuda_residue.any_order_bound(product, acc)
         return _confirmed(interval, product, acc, definition.any_order_bound, deciding)
-    plain = product.c is not None or why_not(product, acc)
+    plain = product.c is not None or why_not(product, acc) or _waits("any_order", product)
     computed = None if plain else compiled_any_order(product, acc)
     return definition.any_order_bound(product, acc) if computed is None else computed
 
@@ -110,9 +112,15 @@ def split_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | N
     """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
     if not why_not_on_device(product, acc) and acc.promotion is not None:
         return _confirmed(cuda_residue.split_bound(product, acc), product, acc, definition.split_bound, deciding)
-    plain = product.c is not None or why_not(product, acc)
+    kernel = "split" if acc.promotion is None else "residue"
+    plain = product.c is not None or why_not(product, acc) or _waits(kernel, product)
     computed = None if plain else compiled_split(product, acc)
     return definition.split_bound(product, acc) if computed is None else computed
+
+
+def _waits(kernel: str, product: ScaledProduct) -> bool:
+    """Whether the definition computes this product, because the kernel is not compiled yet."""
+    return waits(kernel, product.M, product.N, product.K)
 
 
 def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | None:

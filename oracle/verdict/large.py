@@ -36,7 +36,6 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.outer import outer_bands, why_not
 from oracle.bounds.product import REACH, unrounded
-from oracle.bounds.screen import Screen
 from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
 from oracle.numbers.threads import all_threads, one_thread
 from oracle.tensorcore.identify import subset
@@ -57,6 +56,7 @@ from oracle.verdict.parts import (
     held_by,
     interval_of,
     specified_of,
+    within_reach,
     work,
 )
 from oracle.verdict.pattern import count, grid, places
@@ -189,7 +189,7 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
     if at is None:  # an exact element: its interval is asked like any other's
         row, column = (0, 0) if specified is None else torch.nonzero(specified)[0].tolist()
         part = next(part for part in parts if part.rows is None or bool((part.rows == row).any()))
-        at = part, row if part.rows is None else int(torch.nonzero(part.rows == row)[0, 0]), column
+        at = part, part.row(row), column
     part, row, column = at
     one = _closely(part, _index(row, output.device), _index(column, output.device), output, name)
     assert one.found.worst is not None
@@ -366,7 +366,7 @@ def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bo
     some = torch.nonzero(result.bad[row[0]])[:FEW, 0]
     one, few = (([known.subset(row, at)], output[row][:, at], result.bad[row][:, at]) for at in (column, some))
 
-    classes = _within_reach(one[0][0].part.product, one[1], classes)
+    classes = within_reach(one[0][0].part.product, one[1], classes)
 
     def may(other: str) -> bool:
         if other != IEEE32:
@@ -379,18 +379,6 @@ def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bo
         return all(held_by([each.known], each.output, each.found.bad, other) for each in seen if each.found.outside)
 
     return any(map(may, classes))
-
-
-def _within_reach(product: ScaledProduct, output: Tensor, classes: Sequence[str]) -> Sequence[str]:
-    """Those of the classes that may give one element, ``output [1, 1]``, by how far it lies from the value of its
-    ``product`` (:mod:`oracle.bounds.screen`); of the others no interval need be computed."""
-    screen = Screen.of(product)
-    outside = None if screen is None else screen.outside(output)
-    if screen is None or outside is None:
-        return classes
-    far, size = outside.excess, outside.size
-    others = [name for name in classes if name != IEEE32]  # the element is outside of that
-    return [name for name in others if not bool(far > screen.reach(size, of_schedule(of_class(name))))]
 
 
 def _grids(wanted: Tensor) -> list[tuple[Tensor, Tensor]]:

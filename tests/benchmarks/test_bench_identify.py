@@ -144,7 +144,8 @@ def called(p: ScaledProduct, out: Tensor, *, fast: bool) -> tuple[str, Call]:
 
 
 def all_calls(device: str) -> int:
-    """A line of each call, with the seconds that pass, and how many of them have known bits."""
+    """A line of each call, with the seconds that pass, and how many of them have known bits: those of the schedule that
+    is named first where it is compared, and those of one schedule in every element."""
     known = number = 0
     for number, (said, (contract, inputs, out, options)) in enumerate((emulated if device == "cpu" else computed)(), 1):
         start = time.perf_counter()
@@ -152,7 +153,7 @@ def all_calls(device: str) -> int:
         between = time.perf_counter()
         verdict = oracle.judge(contract, inputs, out, arch="sm90", **options)
         took, judging = between - start, time.perf_counter() - between
-        held = matches[0].equal == 1.0 and matches[0].compared == out.numel() and bool(verdict.matches)
+        held = matches[0].equal == 1.0 and bool(verdict.matches)
         known += held
         judged = verdict.matches or verdict.summary
         print(f"{number:3} {said:34} {took:6.2f} s {judging:6.2f} s  {matches[0].schedule}, {judged}", flush=True)

@@ -3,8 +3,9 @@
     python -m tests.hardware.speed                on a GPU, under three minutes
     python -m tests.hardware.speed --device cpu   the same steps on a CPU, at a small shape
 
-Printed are, of a product of each accumulator, whether the three bounds and the prediction have the bits of the CPU's
-compiled engines (exit status 1 where one has not, or where the definition was computed instead), and the tables of
+Printed are, of a product of each accumulator, whether the three bounds, those of single elements and the prediction
+have the bits of the CPU's compiled engines (exit status 1 where one has not, or where the definition was computed
+instead), which outputs are judged or explained otherwise than on the CPU, and, without ``--bits``, the tables of
 :mod:`tests.benchmarks.test_bench_failures` and :mod:`tests.benchmarks.test_bench_verbs`. No library is needed but
 torch, cuda.bindings and triton.
 """
@@ -15,11 +16,13 @@ import argparse
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+import oracle
 from oracle.bounds import engines, of_schedule
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
@@ -57,15 +60,33 @@ def compared(name: str, shape: tuple[int, int, int], device: str) -> list[str]:
             due, found = bound(here, acc), bound(there, acc)
         if not (same(due.lo, found.lo) and same(due.hi, found.hi) and torch.equal(due.open, found.open.cpu())):
             wrong.append(f"{name} {kind}")
+    wanted = torch.rand(shape[:2], generator=torch.Generator().manual_seed(1)) < 1 / 16
+    few = [engines.residue_at(p, acc, wanted.to(p.a.device)) for p in (here, there)]
+    if None in few or not all(same(x, y) for x, y in zip(*few, strict=True)):
+        wrong.append(f"{name} residue_at")
     bits = [predict_product(x, name, out_dtype=torch.float32) for x in (here, there)]
     return wrong if same(*bits) else [*wrong, f"{name} bits"]
 
 
+def judged(shape: tuple[int, int, int], device: str) -> Iterator[tuple[str, str]]:
+    """Of the outputs of the failures benchmark how the device says another thing than the CPU, or nothing."""
+    inputs, found = failures.outputs(*shape)
+    found |= failures.legal(inputs, found["right"].dtype)
+    for name, out in found.items():
+        said = []
+        for place in ("cpu", device):
+            verdict = oracle.judge(failures.GEMM, {n: x.to(place) for n, x in inputs.items()}, out.to(place))
+            said.append((verdict.status.name, verdict.summary, verdict.matches, verdict.explained_by))
+        yield name, "" if said[0] == said[1] else f"{said[1]}, on the CPU {said[0]}"
+
+
 def main() -> int:
-    """The comparison, then both tables."""
+    """The comparisons, then both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    device = parser.parse_args().device
+    parser.add_argument("--bits", action="store_true", help="the comparisons alone")
+    options = parser.parse_args()
+    device = options.device
     cuda = device == "cuda"
     if cuda:
         print(torch.cuda.get_device_name(), torch.__version__, flush=True)
@@ -74,7 +95,11 @@ def main() -> int:
         differing = compared(name, SHAPE if cuda else SMALL, device)
         print(f"{name:20} {', '.join(differing) or 'the bits of the CPU'}", flush=True)
         wrong += differing
+    for name, differs in judged(SHAPE if cuda else SMALL, device):
+        print(f"{name:36} {differs or 'as on the CPU'}", flush=True)
     print(f"{time.perf_counter() - start:.1f} s", flush=True)
+    if options.bits:
+        return 1 if wrong else 0
     failures.main(LARGE if cuda else UNTIMED, device, rounds=3 if cuda else 1)
     print(f"{time.perf_counter() - start:.1f} s", flush=True)
     verbs.table(device, verbs.SHAPES if cuda else (UNTIMED,))
