@@ -44,7 +44,6 @@ from oracle.truth.gemm import Decoded, Exact, ScaledProduct
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 SLOWER = 4  # times as long as the prediction of a product takes its bound, and more
 DECIDING = 16  # elements that a verdict rests on, of those that are confirmed
-CONFIRMED = 32  # elements of those that are computed one by one on a GPU
 SHARE = 8  # of all elements the part whose bounds cost a GPU less, one by one, than those of all in tiles
 Deciding = Callable[[], Tensor]
 """Bool ``[M, N]``: the elements whose bounds decide a verdict; called where a sample of bounds is confirmed."""
@@ -356,7 +355,7 @@ def _at_on_device(product: ScaledProduct, acc: Accumulator, at: Tensor) -> tuple
         return None
     found = cuda_residue.residue_at(product, acc, at)
     if len(at):
-        few = torch.linspace(0, len(at) - 1, min(len(at), CONFIRMED), dtype=torch.float64, device="cpu").long()
+        few = torch.linspace(0, len(at) - 1, min(len(at), DECIDING), dtype=torch.float64, device="cpu").long()
         some = at[few.to(at.device)].cpu()
         near = product.take((some // product.N).to(at.device)).take_columns((some % product.N).to(at.device)).to("cpu")
         due = residue_bound(near, acc)

@@ -141,7 +141,8 @@ def examined(bits: Bands, name: str, wider: Sequence[str], mistrust: str | None)
         return None if result is None else banded(bits.parts, verdict(result[0], basis=result[1], mistrust=mistrust))
 
     unasked = is_class(name) or any(get(name).why_not(part.product, out_dtype=bits.output.dtype) for part in bits.parts)
-    first, then = (failed, held) if unasked or bits.alike(get(name)) == 1.0 else (held, failed)
+    wrong = unasked or bits.alike(get(name)) == 1.0 and not bits.close(get(name))
+    first, then = (failed, held) if wrong else (held, failed)
     text = first()
     return then() if text is None else text
 

@@ -18,7 +18,7 @@ from oracle.bounds.engines import Deciding, any_order_bound, exact, exact_and_re
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
 from oracle.bounds.screen import Screen
-from oracle.numbers.formats import codes_of, same_bits, share
+from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits, share
 from oracle.tensorcore.elements import MOST, Elements
 from oracle.tensorcore.identify import off_midpoint, subset
 from oracle.tensorcore.predict import predict_product
@@ -181,6 +181,17 @@ class Bands:
         """The share of equal bits in a few rows and columns."""
         same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self.samples]
         return share(torch.cat(same))
+
+    def close(self, schedule: Schedule) -> bool:
+        """Whether a few elements of the band that refused ``schedule`` are within two units in the last place of its
+        bits, as those of another right arithmetic are; False where no band did."""
+        if schedule.name not in self._refused:
+            return False
+        i, start, predicted = self._refused[schedule.name]
+        own = self.parts[i].of(self.output)[start : start + len(predicted)]
+        at = places(~same_bits(predicted, own))
+        x, y = (decode(t.flatten()[at[:: -(-len(at) // LARGER)]]) for t in (own, predicted))
+        return bool(((x - y).abs() <= 2.0 ** (1 - of_dtype(own.dtype).fraction_bits) * y.abs()).all())
 
     def right(self, schedule: Schedule) -> Tensor:
         """What ``schedule`` gives, in the shape of the output and its dtype; NaN in rows that no part fills."""
