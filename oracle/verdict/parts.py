@@ -183,7 +183,7 @@ class Bands:
         return share(torch.cat(same))
 
     def close(self, schedule: Schedule) -> bool:
-        """Whether a few elements of the band that refused ``schedule`` are within two units in the last place of its
+        """Whether a few elements of the band that refused ``schedule`` are within four units in the last place of its
         bits, as those of another right arithmetic are; False where no band did."""
         if schedule.name not in self._refused:
             return False
