@@ -60,7 +60,11 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
 
 def residue_at(product: ScaledProduct, acc: Accumulator, at: Tensor) -> Interval:
     """:func:`residue_bound` of single elements, bit for bit: ``at`` int64 ``[P]``, their places in ``[M, N]`` row by
-    row. Its tensors are ``[P]``; NaN and infinite codes count as zeros. Raises as that does."""
+    row. Its tensors are ``[P]``; NaN and infinite codes count as zeros. Source: the definition, whose operations are
+    done in its order.
+
+    Raises NumericsError: no kernel with ``acc`` can compute it.
+    """
     check_fit(product, acc)
     (source, operands, scales), device = _arguments(product, acc), product.a.device
     made = torch.zeros((4, len(at)), dtype=torch.float64, device=device)

@@ -706,7 +706,8 @@ def _check_device_product(x: Tensor, a: Tensor, b: Tensor, quantum: float) -> No
 
 
 def same_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether tensors of any shapes and dtypes are the same elements of the same memory; no value is read."""
+    """Whether ``x`` and ``y``, each of any shape and dtype, are the same elements of the same memory; NaN is no value
+    here, none is read."""
     facts = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (x, y)]
     return facts[0] == facts[1]
 

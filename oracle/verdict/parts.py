@@ -272,8 +272,9 @@ def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: s
 
 
 def within_reach(product: ScaledProduct, output: Tensor, classes: Sequence[str]) -> Sequence[str]:
-    """Those of the classes that may give one element, ``output [1, 1]``, by how far it lies from the value of its
-    ``product`` (:mod:`oracle.bounds.screen`); of the others no interval need be computed."""
+    """Those of the classes that may give one element, ``output [1, 1]`` (any float dtype), by how far it lies from the
+    value of its ``product`` (:mod:`oracle.bounds.screen`); of the others no interval need be computed. All but float32
+    where it is NaN or infinite."""
     screen = Screen.of(product)
     outside = None if screen is None else screen.outside(output)
     if screen is None or outside is None:

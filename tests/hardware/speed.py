@@ -1,18 +1,21 @@
 """What a GPU computes of bounds and bits beside the CPU's engines, then what failures and verbs cost there.
 
-    python -m tests.hardware.speed                on a GPU, under three minutes
+    python -m tests.hardware.speed                on a GPU, under four minutes
+    python -m tests.hardware.speed --profile      where the time of failures goes, on the host and on the GPU
     python -m tests.hardware.speed --device cpu   the same steps on a CPU, at a small shape
 
 Printed are, of a product of each accumulator, whether the three bounds, those of single elements and the prediction
 have the bits of the CPU's compiled engines (exit status 1 where one has not, or where the definition was computed
 instead), which outputs are judged or explained otherwise than on the CPU, and, without ``--bits``, the tables of
-:mod:`tests.benchmarks.test_bench_failures` and :mod:`tests.benchmarks.test_bench_verbs`. No library is needed but
-torch, cuda.bindings and triton.
+:mod:`tests.benchmarks.test_bench_failures`, at two shapes, and :mod:`tests.benchmarks.test_bench_verbs`, and the calls
+of :mod:`tests.benchmarks.test_bench_identify`. No library is needed but torch, cuda.bindings and triton.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import sys
 import time
 import warnings
@@ -28,12 +31,14 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
 from oracle.truth.gemm import ScaledProduct
 from tests.benchmarks import test_bench_failures as failures
+from tests.benchmarks import test_bench_identify as identify
 from tests.benchmarks import test_bench_verbs as verbs
 from tests.support.schedule_products import product_of
 
 SHAPE, SMALL = (192, 512, 4096), (16, 128, 512)
 NAMES = ("sm90.promote128", "sm90.chain", "sm89.promote128", "sm100.promote128")
-LARGE, UNTIMED = (4096, 4096, 7168), (64, 256, 1024)
+LARGE, LONG, UNTIMED = (4096, 4096, 7168), (4096, 7168, 16384), (64, 256, 1024)
+PROFILED, LINES = ("one element", "moved row", "garbage", "store truncates", "float32 in any order"), 15
 
 
 def moved(product: ScaledProduct, device: str) -> ScaledProduct:
@@ -80,16 +85,38 @@ def judged(shape: tuple[int, int, int], device: str) -> Iterator[tuple[str, str]
         yield name, "" if said[0] == said[1] else f"{said[1]}, on the CPU {said[0]}"
 
 
+def profiled(shape: tuple[int, int, int], device: str) -> None:
+    """The kernels and the functions that take most of the time of a judgement, of a few outputs."""
+    inputs, found = failures.outputs(*shape, device)
+    found |= failures.legal(inputs, found["right"].dtype)
+    for name in PROFILED:
+        side = failures.judging(inputs, found[name], name)
+        side()
+        print(f"{name}: {failures.timed(side, device)[0]:.3f} s", flush=True)
+        with torch.profiler.profile() as kernels:
+            side()
+        order = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
+        print(kernels.key_averages().table(sort_by=order, row_limit=LINES, max_name_column_width=60))
+        with cProfile.Profile() as functions:
+            side()
+        for order in ("cumulative", "tottime"):
+            pstats.Stats(functions).strip_dirs().sort_stats(order).print_stats(LINES)
+
+
 def main() -> int:
     """The comparisons, then both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--bits", action="store_true", help="the comparisons alone")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, instead of all else")
     options = parser.parse_args()
     device = options.device
     cuda = device == "cuda"
     if cuda:
         print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    if options.profile:
+        profiled(LARGE if cuda else UNTIMED, device)
+        return 0
     start, wrong = time.perf_counter(), list[str]()
     for name in NAMES:
         differing = compared(name, SHAPE if cuda else SMALL, device)
@@ -100,11 +127,13 @@ def main() -> int:
     print(f"{time.perf_counter() - start:.1f} s", flush=True)
     if options.bits:
         return 1 if wrong else 0
-    failures.main(LARGE if cuda else UNTIMED, device, rounds=3 if cuda else 1)
+    for shape in (LARGE, LONG) if cuda else (UNTIMED,):
+        failures.main(shape, device, rounds=3 if cuda else 1)
     print(f"{time.perf_counter() - start:.1f} s", flush=True)
     verbs.table(device, verbs.SHAPES if cuda else (UNTIMED,))
     print(f"{time.perf_counter() - start:.1f} s", flush=True)
-    return 1 if wrong else 0
+    unknown = identify.all_calls("cuda") if cuda else 0
+    return 1 if wrong or unknown else 0
 
 
 if __name__ == "__main__":
