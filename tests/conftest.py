@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from oracle.tensorcore import cpu_cold
 from tests.support.commandline import Cli, Ran
 from tests.support.cpu import Costs
 from tests.support.full import MARKERS, MOST, TURN, left_out
@@ -42,6 +43,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Collecting tests makes objects by the hundred thousand and drops none: the garbage collector would walk through them
 # again and again, for a third of the time. ``pytest_collection_finish`` turns it on again.
 gc.disable()
+
+# Compiled kernels are what is tested beside definitions, whether they are on disk already or not.
+cpu_cold.compiled_at_once().__enter__()
 
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 

@@ -1,4 +1,4 @@
-"""Bounds of a scaled product on a GPU, in CUDA C++: one pass over K for a tile of results.
+"""Bounds of a scaled product on a GPU, in CUDA C++: one pass over K for a tile of results, or for single ones.
 
 ``residue_sums.cu`` says how it sums and why its values are those of the definitions in :mod:`oracle.bounds.product` bit
 for bit. It leaves the running bound of the promoted sum, which the definitions' own code finishes. :func:`why_not` says
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
-from oracle.bounds.product import Promotion, check_fit, finished, joined
-from oracle.numbers.formats import codes_of
+from oracle.bounds.product import ETA, FLUSHED, Promotion, check_fit, finished, joined
+from oracle.numbers.formats import codes_of, decode
 from oracle.tensorcore import cuda_source
 from oracle.tensorcore.cuda_source import Source
 from oracle.tensorcore.packing import code_table
@@ -26,7 +27,8 @@ from oracle.truth.gemm import Decoded, ScaledProduct
 
 TILE, THREADS = (64, 64), 256  # rows and columns of a block, and its threads: as in the source
 STEP = 32  # most products of a step
-MEMORY = 2 * sum(TILE) * 4 * (3 * STEP + STEP // 2 + STEP + 4) + 2 * 256 * 4  # two buffers, and the tables
+TABLES = 2 * 256 * 4  # bytes of the values of all codes
+MEMORY = 2 * sum(TILE) * 4 * (3 * STEP + STEP // 2 + STEP + 4) + TABLES  # two buffers, and the tables
 BAND = 1 << 23  # results of a launch: 64 MiB for each quantity
 RESTLESS = 2  # flag of a result whose error grows on
 
@@ -56,6 +58,28 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     return interval
 
 
+def residue_at(product: ScaledProduct, acc: Accumulator, at: Tensor) -> Interval:
+    """:func:`residue_bound` of single elements, bit for bit: ``at`` int64 ``[P]``, their places in ``[M, N]`` row by
+    row. Its tensors are ``[P]``; NaN and infinite codes count as zeros. Source: the definition, whose operations are
+    done in its order.
+
+    Raises NumericsError: no kernel with ``acc`` can compute it.
+    """
+    check_fit(product, acc)
+    (source, operands, scales), device = _arguments(product, acc), product.a.device
+    made = torch.zeros((4, len(at)), dtype=torch.float64, device=device)
+    flags = torch.zeros(len(at), dtype=torch.uint8, device=device)
+    if len(at):
+        grid, extents = (-(-len(at) // THREADS), 1), (product.M, product.N, *_extents(product, acc))
+        source.launch("residue_at", grid, THREADS, *operands, *scales, *extents, at, len(at), made, flags)
+    rows, columns = torch.div(at, product.N, rounding_mode="floor"), at % product.N
+    bias = [] if product.bias is None else [(decode(product.bias)[columns], ETA)]
+    c = [] if product.c is None else [(decode(product.c[rows, columns]), FLUSHED)]
+    alpha = None if product.alpha is None else product.factor
+    sums = Promotion.from_sums(tuple(made), flags != 0, None)
+    return sums.interval(*bias, *c, name=f"residue bound of {acc.name}", alpha=alpha)
+
+
 def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.split_bound` of a promoted ``acc``, bit for bit; raises as that does."""
     assert acc.promotion is not None
@@ -74,12 +98,7 @@ def _bound(
     product: ScaledProduct, acc: Accumulator, function: str, name: str, *, ordered: bool, weak: bool = False
 ) -> Interval | None:
     check_fit(product, acc)
-    source, device = _source(acc, min(acc.promotion or product.block, product.K)), product.a.device
-    assert source is not None
-    a, b = (_rows(x) for x in (product.a, product.b))
-    # a NaN scale counts as 0, since its results must be NaN and are judged as such
-    sa, sb = (torch.where(torch.isnan(x.scales), 0.0, x.scales).contiguous() for x in (product.left, product.right))
-    tables = torch.stack([_table(x) for x in (product.left, product.right)]).to(device)
+    (source, (a, a_pitch, *of_b), (sa, a_blocks, *of_scales)), device = _arguments(product, acc), product.a.device
     added = sum(1 for _ in chains(product, acc.promotion))
     tall, wide = TILE
     width = -(-product.N // wide) * wide
@@ -95,25 +114,14 @@ def _bound(
             (width // wide, height // tall),
             THREADS,
             a[start : start + rows],
-            _long(a.stride(0)),
-            b,
-            _long(b.stride(0)),
-            tables,
+            a_pitch,
+            *of_b,
             sa if sa.shape[0] == 1 else sa[start : start + rows],
-            0 if sa.shape[0] == 1 else product.B,
-            sb,
-            product.B,
-            product.b_rows,
+            a_blocks,
+            *of_scales,
             rows,
             product.N,
-            product.K,
-            product.block,
-            acc.promotion or 0,
-            acc.group,
-            acc.align,
-            acc.out,
-            product.left.fmt.emin,
-            product.right.fmt.emin,
+            *_extents(product, acc),
             int(not ordered),
             sums_out,
             flags,
@@ -126,13 +134,31 @@ def _bound(
     return joined(parts)
 
 
+def _arguments(product: ScaledProduct, acc: Accumulator) -> tuple[Source, tuple[Any, ...], tuple[Any, ...]]:
+    """The source, and the operands and scales with their strides, as the functions take them; a NaN scale counts as 0,
+    since its results must be NaN and are judged as such."""
+    source = _source(acc, min(acc.promotion or product.block, product.K))
+    assert source is not None
+    a, b = (_rows(x) for x in (product.a, product.b))
+    sa, sb = (torch.where(torch.isnan(x.scales), 0.0, x.scales).contiguous() for x in (product.left, product.right))
+    tables = torch.stack([_table(x) for x in (product.left, product.right)]).to(product.a.device)
+    operands = a, _long(a.stride(0)), b, _long(b.stride(0)), tables
+    return source, operands, (sa, 0 if sa.shape[0] == 1 else product.B, sb, product.B, product.b_rows)
+
+
+def _extents(product: ScaledProduct, acc: Accumulator) -> tuple[int, ...]:
+    """K, the products of a scale block and of a chain, the steps' widths, and the least exponents of the operands."""
+    widths = acc.group, acc.align, acc.out
+    return product.K, product.block, acc.promotion or 0, *widths, product.left.fmt.emin, product.right.fmt.emin
+
+
 def _source(acc: Accumulator, chain: int = 0) -> Source | None:
     """The source whose sums of one step are exact: float32 or float64 ones. They hold ``STEP * 2^(align + 2)`` units,
     and what a ``chain`` of so many products adds to them is counted in 32 bits beside float32."""
     step, whole = STEP << (acc.align + 2), chain << (acc.align + 2)
     if step > 1 << 52:
         return None
-    functions = (("residue", MEMORY), ("any_order", MEMORY))
+    functions = (("residue", MEMORY), ("any_order", MEMORY), ("residue_at", TABLES))
     wide = step > 1 << 23 or whole > 1 << 32
     return Source(Path(__file__).with_name("residue_sums.cu"), (("WIDE", int(wide)), ("MEMORY", MEMORY)), functions)
 

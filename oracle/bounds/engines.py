@@ -3,7 +3,8 @@
 All give the same bits, those of :func:`oracle.truth.gemm.exact` and of :mod:`oracle.bounds.product`; the choice is one
 of speed alone. On the CPU :mod:`oracle.bounds.cpu_kernels` is threaded and computes both in one pass;
 rows and columns with a NaN or an infinity among their inputs are computed by the definition. Numba is imported at the
-first use, and a machine for which it does not exist takes the definitions. On a GPU the value is that of
+first use, and a machine for which it does not exist takes the definitions; so do the first small calls where nothing is
+compiled yet (:mod:`oracle.tensorcore.cpu_cold`). On a GPU the value is that of
 :mod:`oracle.bounds.triton_sums`, and the bounds are those of :mod:`oracle.bounds.cuda_residue` once the definition has
 confirmed a sample of them (:func:`_confirmed`), in which *deciding* elements are, those that a verdict rests on.
 
@@ -34,6 +35,7 @@ from oracle.bounds.interval import Interval
 from oracle.bounds.product import Promotion
 from oracle.errors import NumericsError
 from oracle.numbers.formats import decode
+from oracle.tensorcore.cpu_cold import waits
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.tensorcore.packing import TILE, UNROLL, Packed, code_table, codes_array, pack, packed_rows
 from oracle.truth import gemm
@@ -42,6 +44,7 @@ from oracle.truth.gemm import Decoded, Exact, ScaledProduct
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 SLOWER = 4  # times as long as the prediction of a product takes its bound, and more
 DECIDING = 16  # elements that a verdict rests on, of those that are confirmed
+SHARE = 8  # of all elements the part whose bounds cost a GPU less, one by one, than those of all in tiles
 Deciding = Callable[[], Tensor]
 """Bool ``[M, N]``: the elements whose bounds decide a verdict; called where a sample of bounds is confirmed."""
 Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
@@ -62,14 +65,14 @@ def _exact(product: ScaledProduct) -> Exact:
         return gemm.with_summand(exact(replace(product, c=None)), product.c)
     if why_not(product):
         return gemm.exact(product) if triton_sums.why_not(product) else triton_sums.exact(product)
-    return compiled_exact(product)
+    return gemm.exact(product) if _waits("exact_value", product) else compiled_exact(product)
 
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.residue_bound` by the fastest engine that takes ``product``."""
     if not why_not_on_device(product, acc):
         return _on_device(product, acc)
-    plain = product.c is not None or why_not(product, acc)
+    plain = product.c is not None or why_not(product, acc) or _waits("residue", product)
     return definition.residue_bound(product, acc) if plain else compiled_residue(product, acc)[1]
 
 
@@ -89,7 +92,7 @@ def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact 
         value, interval = exact_and_residue(replace(product, c=None), acc)
         value = exact(replace(product, c=None)) if value is None else value
         return gemm.with_summand(value, product.c), definition.with_summand(value, interval, product.c)
-    if why_not(product, acc):
+    if why_not(product, acc) or _waits("residue", product):
         return None, definition.residue_bound(product, acc)
     return compiled_residue(product, acc)
 
@@ -99,7 +102,7 @@ def any_order_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding
     if not why_not_on_device(product, acc):
         interval = cuda_residue.any_order_bound(product, acc)
         return _confirmed(interval, product, acc, definition.any_order_bound, deciding)
-    plain = product.c is not None or why_not(product, acc)
+    plain = product.c is not None or why_not(product, acc) or _waits("any_order", product)
     computed = None if plain else compiled_any_order(product, acc)
     return definition.any_order_bound(product, acc) if computed is None else computed
 
@@ -108,9 +111,15 @@ def split_bound(product: ScaledProduct, acc: Accumulator, deciding: Deciding | N
     """:func:`oracle.bounds.product.split_bound` by the fastest engine that takes ``product``."""
     if not why_not_on_device(product, acc) and acc.promotion is not None:
         return _confirmed(cuda_residue.split_bound(product, acc), product, acc, definition.split_bound, deciding)
-    plain = product.c is not None or why_not(product, acc)
+    kernel = "split" if acc.promotion is None else "residue"
+    plain = product.c is not None or why_not(product, acc) or _waits(kernel, product)
     computed = None if plain else compiled_split(product, acc)
     return definition.split_bound(product, acc) if computed is None else computed
+
+
+def _waits(kernel: str, product: ScaledProduct) -> bool:
+    """Whether the definition computes this product, because the kernel is not compiled yet."""
+    return waits(kernel, product.M, product.N, product.K)
 
 
 def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | None:
@@ -299,28 +308,23 @@ def compiled_any_order(product: ScaledProduct, acc: Accumulator) -> Interval | N
 
 
 def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
-    """``lo`` and ``hi`` of :func:`compiled_residue` where ``wanted``, bool ``[M, N]``, and 0 elsewhere, float64 ``[M,
-    N]``; None where an operand is not finite, or the compiled pass cannot take the product.
+    """``lo`` and ``hi`` of :func:`residue_bound` where ``wanted``, bool ``[M, N]``: float64 ``[P]``, row by row. None
+    where an operand is not finite, or no compiled engine takes the product; on a GPU also where ``SHARE`` of them cost
+    more than all, or a sample has not the bits of the CPU.
 
     No interval may be open (:func:`oracle.bounds.product.may_overflow`): that is not looked at. No NaN is given.
     Source: :func:`oracle.bounds.product.residue_bound`, whose values these are.
     """
-    finite = (
-        product.left.finite
-        and product.right.finite
-        and all(
-            bool(torch.isfinite(x).all())
-            for x in (
-                product.left.scales,
-                product.right.scales,
-                *([] if product.bias is None else [decode(product.bias)]),
-            )
-        )
-    )
-    if why_not(product, acc) or not finite:
+    summands = [decode(x) for x in (product.bias, product.c) if x is not None]
+    numbers = [product.left.scales, product.right.scales, *summands]
+    if not (product.left.finite and product.right.finite and all(bool(torch.isfinite(x).all()) for x in numbers)):
+        return None
+    if not why_not_on_device(product, acc):
+        return _at_on_device(product, acc, torch.nonzero(wanted.flatten())[:, 0])
+    if product.c is not None or why_not(product, acc):
         return None
     whole = _Pass(product, acc, definition.residue_bound)
-    low, high = (torch.zeros(wanted.shape, dtype=torch.float64, device="cpu") for _ in range(2))
+    parts = list[Interval]()
     step = max(1, CHUNK_BYTES // (9 * max(1, whole.length)))
     for start in range(0, product.M, step):
         some = wanted[start : start + step]
@@ -337,10 +341,28 @@ def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tupl
         whole.each(run, [(row,) for row in rows], SLOWER * len(columns) * product.K)
         promotion = whole.promotion(np.concatenate([found[row] for row in rows], axis=2))
         bias = [] if product.bias is None else [(decode(product.bias)[None, columns], definition.ETA)]
-        interval = promotion.interval(*bias, name="", alpha=None)
-        for ends, own in ((low, interval.lo), (high, interval.hi)):
-            ends[start : start + step][some] = own[0]
+        parts.append(promotion.interval(*bias, name="", alpha=None))
+    low, high = (
+        torch.cat([torch.empty(0, dtype=torch.float64, device="cpu"), *(ends[0] for ends in of)])
+        for of in ([part.lo for part in parts], [part.hi for part in parts])
+    )
     return low, high
+
+
+def _at_on_device(product: ScaledProduct, acc: Accumulator, at: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The same of the places ``at`` (int64 ``[P]``) on a GPU."""
+    if SHARE * len(at) > product.M * product.N:
+        return None
+    found = cuda_residue.residue_at(product, acc, at)
+    if len(at):
+        few = torch.linspace(0, len(at) - 1, min(len(at), DECIDING), dtype=torch.float64, device="cpu").long()
+        some = at[few.to(at.device)].cpu()
+        near = product.take((some // product.N).to(at.device)).take_columns((some % product.N).to(at.device)).to("cpu")
+        due = residue_bound(near, acc)
+        for ends, wanted in ((found.lo, due.lo), (found.hi, due.hi)):
+            if not torch.equal(ends[few.to(at.device)].cpu(), wanted.diagonal()):
+                return None
+    return found.lo, found.hi
 
 
 def _compiled(

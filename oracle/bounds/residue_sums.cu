@@ -582,3 +582,68 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
     }
   }
 }
+
+// The running bound of single elements, a thread for each: `at` [count] are their places in [rows, columns], made
+// [PLUS][count]. A product of two 8-bit codes is exact in float, and so is each of its sums in double.
+extern "C" __global__ void __launch_bounds__(THREADS) residue_at(
+    const u8* __restrict__ a, long long a_stride, const u8* __restrict__ b, long long b_stride,
+    const u32* __restrict__ tables, const double* __restrict__ a_scale, int a_scale_stride,
+    const double* __restrict__ b_scale, int blocks, int b_rows, int rows, int columns, int length, int block,
+    int promotion, int group, int align, int out, int a_least, int b_least, const long long* __restrict__ at,
+    int count, double* made, u8* open) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Tables& values = *reinterpret_cast<Tables*>(memory);
+  values.value[0][threadIdx.x] = tables[threadIdx.x];
+  values.value[1][threadIdx.x] = tables[256 + threadIdx.x];
+  __syncthreads();
+  const int element = blockIdx.x * THREADS + threadIdx.x;
+  if (element >= count) return;
+  const int row = (int)(at[element] / columns), column = (int)(at[element] % columns);
+  const Codes left = {a, a_stride, rows, a_least, (((size_t)a | (size_t)a_stride) & 7) == 0};
+  const Codes right = {b, b_stride, columns, b_least, (((size_t)b | (size_t)b_stride) & 7) == 0};
+  const Order order = {length, block, promotion, group};
+  const auto exponent = [](u32 size, int least) { return size == 0 ? ABSENT : max((int)(size >> 23) - 127, least); };
+  Promoted sum = {};
+  Chain chain = {};
+  bool opens = false;
+#pragma unroll 1
+  for (int k = 0; k < length;) {
+    const Place now = place_of(order, k);
+    float p[STEP];
+    int top = LEAST;
+#pragma unroll
+    for (int from = 0; from < STEP; from += 8) {
+      u32 x[2], y[2];
+      fetch(x, left, row, now, from);
+      fetch(y, right, column, now, from);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int shift = 8 * (i & 3);
+        const u32 u = values.value[0][(x[i >> 2] >> shift) & 255u], v = values.value[1][(y[i >> 2] >> shift) & 255u];
+        p[from + i] = __uint_as_float(u) * __uint_as_float(v);
+        top = max(top, exponent(u & 0x7fffffffu, a_least) + exponent(v & 0x7fffffffu, b_least));
+      }
+    }
+    const Sum start = start_of(quantum(held(chain), top, align) + DIGITS);
+    Sum all = start, positive = start;
+    double v = 0, size = 0;
+#pragma unroll
+    for (int i = 0; i < STEP; ++i) {
+      const float one = __uint_as_float(__float_as_uint(p[i]) & 0x7fffffffu);
+      all = add_floor((Sum)one, (Sum)1, all);
+      positive = add_floor(p[i] > 0 ? (Sum)one : (Sum)0, (Sum)1, positive);
+      v += (double)p[i];
+      size += (double)one;
+    }
+    step(chain, top, 0.5 * v, 0.5 * size, all, positive, align, out);
+    if (now.last()) {
+      const double sa = a_scale[(size_t)row * a_scale_stride + now.block];
+      const double sb = b_scale[(size_t)(column / b_rows) * blocks + now.block];
+      opens |= promote(sum, chain, sa, sb, false);
+      chain = Chain{};
+    }
+    k += now.count;
+  }
+  for (int q = 0; q < PLUS; ++q) made[(size_t)q * count + element] = sum.q[q];
+  open[element] = opens;
+}

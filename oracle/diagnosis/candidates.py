@@ -61,9 +61,11 @@ from oracle.truth.gemm import (
     ScaledProduct,
     magnitudes,
     rounded,
+    same_memory,
     scaled_codes,
     scaled_operands,
     scaled_side,
+    take_rows,
 )
 from oracle.verdict.pattern import count, grid, lines, places
 from oracle.verdict.products import (
@@ -664,10 +666,15 @@ class Sample:
             return None if whole is None else subset(whole, self.rows[0], self.columns).to(self.device)
         of_left, side = one
         at, of_scale = (self.rows[0], 1) if of_left else (self.columns, own.b_rows)
-        if near:
+        if near and side.codes.device == self.device:
             scales = side.scales if len(side.scales) == 1 else side.scales[at // of_scale]
-            return of_left, scaled_codes(side.value_of(at), scales, own.block).to(self.device)
-        return of_left, side.select(at, None if len(side.scale) == 1 else at // of_scale).to(self.device)
+            return of_left, scaled_codes(side.value_of(at), scales, own.block)
+        piece, rows = self.piece(0, own), at if of_scale == 1 else at // of_scale
+        codes, few = (own.a, piece.a) if of_left else (own.b, piece.b)
+        scale = take_rows(side.scale, rows) if len(side.scale) > 1 else side.scale
+        few = few if same_memory(side.codes, codes) else take_rows(side.codes, at).to(self.device)
+        some = Decoded(few, scale.to(self.device))
+        return of_left, scaled_codes(some.value(), some.scales, own.block) if near else some
 
     def _near(self, sides: Sequence[tuple[str, bool, Tensor]]) -> dict[str, tuple[int, int]]:
         """:meth:`at_most` of faults of one operand, ``near``: their operands times scales are rows of one matrix."""

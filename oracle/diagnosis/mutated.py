@@ -27,13 +27,15 @@ from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.fault import touches
 from oracle.routines.mutants import fitting, mutated_parts
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import Decoded, ScaledProduct
+from oracle.truth.gemm import KEPT as DECODES
+from oracle.truth.gemm import RESULT, Decoded, ScaledProduct
 from oracle.verdict.products import Part
 
-KEPT = 1 << 28  # bytes of mutated products that are kept; more are computed again where they are asked for
-DECODED = 24  # bytes of a decoded code at most: its float64 value, its int64 exponent, a float64 scale; the right ones'
-# are decoded before, for all
-PREDICTED = 32  # bytes of an element of their results at most: float32 by each of a few arithmetics
+KEPT, KEPT_ON_DEVICE = 1 << 28, 1 << 31
+"""Bytes of mutated products that are kept; more are computed again where they are asked for."""
+DECODED = 24  # bytes of a code at most that is decoded once (:data:`oracle.truth.gemm.KEPT`): its float64 value, its
+# int64 exponent, a float64 scale; the right ones' are decoded before, for all
+PREDICTED = 32  # bytes of an element of a result at most that a product caches: float32 by each of a few arithmetics
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Mutated:
     def __init__(self, call: Call) -> None:
         self.call, self.own = call, call.parts
         self.right = Products(self.own, regrouped=False)
-        self.room = KEPT
+        self.room = KEPT_ON_DEVICE if self.own and self.own[0].product.a.is_cuda else KEPT
         self.near = dict[tuple[object, ...], dict[str, tuple[int, int] | None]]()  # of samples, by what they hold
         self.rounding = dict[str, bool]()  # which faults of the store give about the value
         self.far = dict[tuple[object, ...], bool]()  # by a fault and a sample: whether what is known is far
@@ -83,8 +85,8 @@ class Mutated:
         result = Products(parts, regrouped=not alike)
         known = {id(side.codes) for part in self.own for side in (part.product.left, part.product.right)}
         sides = (side.codes for part in parts for side in (part.product.left, part.product.right))
-        size = sum(DECODED * codes.numel() for codes in sides if id(codes) not in known)
-        size += sum(PREDICTED * part.product.M * part.product.N for part in parts)
+        size = sum(held(codes.numel(), DECODED, DECODES) for codes in sides if id(codes) not in known)
+        size += sum(held(part.product.M * part.product.N, PREDICTED, RESULT) for part in parts)
         if size <= self.room:
             self.room -= size
             self._found[names] = result
@@ -128,6 +130,11 @@ class Mutated:
         """The one product of a fault that :meth:`operand` knows none of, if it fills the same elements."""
         result = self.products((fault,))
         return None if result.regrouped or len(result.parts) != 1 else result.parts[0].product
+
+
+def held(elements: int, each: int, most: int) -> int:
+    """Bytes of so many codes or results where up to ``most`` of them are kept as ``each`` so many, else as they are."""
+    return elements * each if elements <= most else elements
 
 
 def same_place(part: Part, own: Part) -> bool:

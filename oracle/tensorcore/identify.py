@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.numbers.formats import decode, of_dtype, same_bits
+from oracle.numbers.formats import decode, of_dtype, same_bits, share
 from oracle.tensorcore.elements import MOST as FEW
 from oracle.tensorcore.elements import Elements, alike
 from oracle.tensorcore.instructions import Status
@@ -129,7 +129,7 @@ def _sampled(
         key = _arithmetic(schedule)
         if key not in equal:
             bits = predict_product(part, schedule, out_dtype=output.dtype, engine=engine)
-            equal[key] = float(same_bits(bits, wanted).double().mean())
+            equal[key] = share(same_bits(bits, wanted))
         result[schedule.name] = Match(schedule.name, equal[key], wanted.numel())
     return result
 
@@ -196,7 +196,7 @@ class Search:
     def alike(self, schedule: Schedule) -> float:
         """The share of equal bits of an unsplit schedule that fits the product, on the elements chosen first."""
         elements, wanted = self._asked[0]
-        return float(same_bits(elements.bits(schedule, wanted.dtype), wanted).double().mean())
+        return share(same_bits(elements.bits(schedule, wanted.dtype), wanted))
 
     def split(self, schedule: Schedule, *, most: int = 16) -> Schedule | None:
         """As :func:`find_split`."""

@@ -27,9 +27,11 @@ from oracle.errors import NumericsError, ShapeError
 from oracle.numbers import fast_math
 from oracle.numbers.formats import in_blocks
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.tensorcore.cpu_cold import waits
 from oracle.tensorcore.fused import ABSENT, Operand, accumulate, float32_scale, flush, fma32, operand, scaled_addends
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
 from oracle.tensorcore.instructions import instruction as instruction_named
+from oracle.tensorcore.packing import narrow_lanes, supported
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def predict_product(
         return store(stored.to(torch.float32) + product.bias.to(torch.float32), out_dtype)
     if schedule.split is not None:
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
-    fast = _engine(product, schedule, engine)
+    fast = None if engine == "auto" and _waits(product, schedule) else _engine(product, schedule, engine)
     if fast is not None:
         bits: Tensor = fast.predict(product, schedule, out_dtype=out_dtype)
         return bits
@@ -109,7 +111,7 @@ def predict_blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
     """Float32 ``[B, M, N]``: the bits of every K block alone; None where no engine gives them together."""
     if product.a.is_cuda or product.B == 1 or schedule.why_not(product, out_dtype=torch.float32):
         return None
-    if schedule.dequantises or schedule.widens or schedule.split is not None:
+    if schedule.dequantises or schedule.widens or schedule.split is not None or _waits(product, schedule):
         return None
     engine = _engine(product, schedule, "auto")
     bits: Tensor | None = None if engine is None else engine.blocks(product, schedule)
@@ -227,6 +229,15 @@ def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
     if engine == "auto":
         return None
     raise NumericsError(f"engine {engine!r} does not support {schedule.name} for this product; use engine='torch'")
+
+
+def _waits(product: ScaledProduct, schedule: Schedule) -> bool:
+    """Whether plain torch computes this product of the CPU although an engine would, which is not compiled yet."""
+    if product.a.is_cuda or not supported(product, schedule):
+        return False
+    rescales, half = schedule.promotion is Promotion.RESCALE, schedule.accumulator is torch.float16
+    narrow = narrow_lanes(schedule.instruction) and not rescales and not half
+    return waits("truncating" if narrow else "wide", product.M, product.N, product.K)
 
 
 def _partial_sums(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Tensor:

@@ -144,9 +144,7 @@ class Decoded:
 
     def same_memory(self, other: Decoded) -> bool:
         """Whether the codes and the scales of both are the same memory."""
-        pairs = (self.codes, other.codes), (self.scale, other.scale)
-        facts = [[(x.data_ptr(), x.dtype, x.shape, x.stride()) for x in pair] for pair in pairs]
-        return all(x == y for x, y in facts)
+        return same_memory(self.codes, other.codes) and same_memory(self.scale, other.scale)
 
     def learn(self, other: Decoded) -> None:
         """Take over what ``other`` has cached of codes, and of scales, that are the same tensor here."""
@@ -706,6 +704,13 @@ def _check_device_product(x: Tensor, a: Tensor, b: Tensor, quantum: float) -> No
             f"the float64 matrix product on {x.device} is not exact (a library may be emulating it); run the "
             "reference on the CPU or force the native float64 path"
         )
+
+
+def same_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether ``x`` and ``y``, each of any shape and dtype, are the same elements of the same memory; NaN is no value
+    here, none is read."""
+    facts = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in (x, y)]
+    return facts[0] == facts[1]
 
 
 def take_rows(x: Tensor, rows: slice | Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from torch import Tensor
 from oracle.bounds import Accumulator, of_schedule
 from oracle.bounds.engines import exact, residue_at
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.bounds.interval import Interval
+from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.outer import outer_bands, why_not
 from oracle.bounds.product import REACH, unrounded
 from oracle.numbers.formats import decode, in_blocks, of_dtype, same_bits
@@ -40,9 +41,9 @@ from oracle.numbers.threads import all_threads, one_thread
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
-from oracle.truth.gemm import NEARBY, ScaledProduct, rounded
+from oracle.truth.gemm import NEARBY, Exact, ScaledProduct, rounded
 from oracle.verdict import heatmap
-from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
+from oracle.verdict.compare import Comparison, Error, Failing, Verdict, Worst, compare, measured, verdict
 from oracle.verdict.heatmap import Element
 from oracle.verdict.parts import (
     TRIAL,
@@ -55,6 +56,7 @@ from oracle.verdict.parts import (
     held_by,
     interval_of,
     specified_of,
+    within_reach,
     work,
 )
 from oracle.verdict.pattern import count, grid, places
@@ -139,62 +141,85 @@ def examined(bits: Bands, name: str, wider: Sequence[str], mistrust: str | None)
         return None if result is None else banded(bits.parts, verdict(result[0], basis=result[1], mistrust=mistrust))
 
     unasked = is_class(name) or any(get(name).why_not(part.product, out_dtype=bits.output.dtype) for part in bits.parts)
-    first, then = (failed, held) if unasked or bits.alike(get(name)) == 1.0 else (held, failed)
+    wrong = unasked or bits.alike(get(name)) == 1.0 and not bits.close(get(name))
+    first, then = (failed, held) if wrong else (held, failed)
     text = first()
     return then() if text is None else text
 
 
 def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
-    """The comparison of an output on the CPU that the intervals of ``name`` hold, and their name; None where another
-    way costs less, or they may not hold it.
+    """The comparison of an output that the intervals of ``name`` hold, and their name; None where another way costs
+    less, or they may not hold it.
 
     The exact value rounded lies in the interval of every chain that converts no operand, since its bounds begin at 0
-    and only widen. So the intervals of the other elements alone are computed, where an output has it in most places of
-    a few rows and columns, and these lie in their intervals. Where an intermediate may overflow (:func:`_never_open`),
-    every interval is computed.
+    and only widen. So the intervals of the other elements alone are computed and compared, where an output has it in
+    most places of a few rows and columns, and these lie in their intervals. Where an intermediate may overflow
+    (:func:`_never_open`), every interval is computed.
     """
     parts, output = bits.parts, bits.output
-    if output.is_cuda or is_class(name) or not _may_be_held(bits, name):
+    if is_class(name) or not _may_be_held(bits, name):
         return None
     acc = of_schedule(get(name))
     if acc.kind is not Sum.FUSED or acc.scales_inside or acc.flushes or acc.truncates:
         return None
-    known, intervals = list[ExactPart](), list[Interval]()
+    every, margin, at = list[ExactPart](), 0.0, None
     for number, part in enumerate(parts):
         product = part.product
         if product.c is not None or not _never_open(product, acc):  # a sum stored before c is added rounds twice
             return None
-        known.append(bits.exact(number))
-        left = known[-1].inexact(output)
-        lanes = int((-(-left.sum(dim=1) // LANES)).sum()) * LANES
-        if GAIN * lanes > left.numel():
+        every.append(known := bits.exact(number))
+        left = known.inexact(output)
+        if not output.is_cuda and GAIN * int((-(-left.sum(dim=1) // LANES)).sum()) * LANES > left.numel():
             return None
         if (ends := residue_at(product, acc, left)) is None:
             return None
+        if not len(ends[0]):
+            continue
         low, high = ends
         if (sure := unrounded(product, acc)) is not None:
-            low[sure], high[sure] = 0.0, 0.0
-        intervals.append(Interval(low, high, "", open=torch.zeros_like(left)))
-    result = compared(known, intervals, output)
-    if result.outside or result.worst is None:
-        return None
-    i, j = result.worst.index  # an exact element where all are: its interval is asked like any other's
-    part = next(part for part in parts if part.rows is None or bool((part.rows == i).any()))
-    within = i if part.rows is None else int(torch.nonzero(part.rows == i)[0, 0])
-    one = _closely(part, _index(within), _index(j), output, name)
+            low, high = (x.masked_fill(sure[left], 0.0) for x in ends)
+        value = Exact(known.value.hi[left], known.value.lo[left], known.value.slack[left])
+        within = admissible(value, known.expected[left], Interval(low, high, ""))
+        result = compare(part.of(output)[left], within)
+        if result.outside:
+            return None
+        if result.margin > margin and result.worst is not None:
+            place = int(torch.nonzero(left.flatten())[result.worst.index[0], 0])
+            margin, at = result.margin, (part, *divmod(place, product.N))
+    specified = specified_of(parts, output)
+    if at is None:  # an exact element: its interval is asked like any other's
+        row, column = (0, 0) if specified is None else torch.nonzero(specified)[0].tolist()
+        part = next(part for part in parts if part.rows is None or bool((part.rows == row).any()))
+        at = part, part.row(row), column
+    part, row, column = at
+    one = _closely(part, _index(row, output.device), _index(column, output.device), output, name)
     assert one.found.worst is not None
-    worst = replace(one.found.worst, index=result.worst.index)
-    return replace(result, worst=worst), exact_and_interval(one.known.part.product, name)[1].name
+    worst = replace(one.found.worst, index=(row if part.rows is None else int(part.rows[row]), column))
+    total = output.numel() if specified is None else count(specified)
+    none = torch.zeros_like(output, dtype=torch.bool)
+    held = Comparison(0, total, 0, margin, worst, none, measure=partial(_error, every, output, specified))
+    return held, exact_and_interval(one.known.part.product, name)[1].name
 
 
-def _index(i: int) -> Tensor:
-    return torch.tensor([i], dtype=torch.int64, device="cpu")
+def _index(i: int, device: torch.device) -> Tensor:
+    return torch.tensor([i], dtype=torch.int64, device=device)
+
+
+def _error(known: Sequence[ExactPart], output: Tensor, specified: Tensor | None) -> Error | None:
+    """The error of every specified element of ``output [R, N]``, its own dtype, of these parts."""
+    value, expected = decode(output), torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device)
+    for one in known:
+        expected[one.part.place] = decode(one.expected)
+    if specified is not None:
+        value, expected = value[specified], expected[specified]
+    return measured(value, expected, of_dtype(output.dtype))
 
 
 def _may_be_held(bits: Bands, name: str) -> bool:
     """Whether a few rows and columns lie in their intervals and have the exact value rounded in most places."""
     exact_, total = 0, 0
     for few, own in bits.samples:
+        few, own = (few.on_cpu(), own.cpu()) if own.is_cuda else (few, own)
         known = ExactPart.of(Part(few), exact(few), own.dtype)
         if compared([known], [interval_of(few, name)], own).outside:
             return False
@@ -341,6 +366,8 @@ def _may_hold(seen: Sequence[_Seen], worst: _Seen, classes: Sequence[str]) -> bo
     row, column = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in result.worst.index)
     some = torch.nonzero(result.bad[row[0]])[:FEW, 0]
     one, few = (([known.subset(row, at)], output[row][:, at], result.bad[row][:, at]) for at in (column, some))
+
+    classes = within_reach(one[0][0].part.product, one[1], classes)
 
     def may(other: str) -> bool:
         if other != IEEE32:

@@ -17,7 +17,8 @@ from oracle.bounds import Interval, admissible, ieee32_bound, of_schedule
 from oracle.bounds.engines import Deciding, any_order_bound, exact, exact_and_residue, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
-from oracle.numbers.formats import codes_of, same_bits
+from oracle.bounds.screen import Screen
+from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits, share
 from oracle.tensorcore.elements import MOST, Elements
 from oracle.tensorcore.identify import off_midpoint, subset
 from oracle.tensorcore.predict import predict_product
@@ -31,7 +32,8 @@ MORE = (16, 1024)  # those that it must explain next where the output is more th
 LARGER = 32
 LARGE = 1 << 27  # products above which a few elements are asked before all are computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
-EXACT = 1 << 23  # elements of an output whose exact values are kept for the rest of its judgement: 256 MiB
+EXACT, EXACT_ON_DEVICE = 1 << 23, 1 << 25
+"""Elements of an output whose exact values are kept for the rest of its judgement: 256 MiB, and 1 GiB of a GPU."""
 BAND, BAND_ON_DEVICE = 256, 2048
 """Rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band."""
 
@@ -49,6 +51,10 @@ class Part:
     def place(self) -> Tensor | slice:
         """The rows, as an index of the output: int64 ``[M]``, or all."""
         return slice(None) if self.rows is None else self.rows
+
+    def row(self, row: int) -> int:
+        """Which row of the product fills this ``row`` of the output."""
+        return row if self.rows is None else int(torch.nonzero(self.rows == row)[0, 0])
 
     def of(self, output: Tensor) -> Tensor:
         """This part's rows ``[M, N]`` of ``output [R, N]``, of its dtype."""
@@ -153,7 +159,7 @@ class Bands:
         if number not in self._exact:
             part = self.parts[number]
             known = ExactPart.of(part, exact(part.product), self.output.dtype)
-            if self.output.numel() > EXACT:
+            if self.output.numel() > (EXACT_ON_DEVICE if self.output.is_cuda else EXACT):
                 return known
             self._exact[number] = known
         return self._exact[number]
@@ -174,7 +180,18 @@ class Bands:
     def alike(self, schedule: Schedule) -> float:
         """The share of equal bits in a few rows and columns."""
         same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self.samples]
-        return float(torch.cat(same).to(torch.float64).mean())
+        return share(torch.cat(same))
+
+    def close(self, schedule: Schedule) -> bool:
+        """Whether a few elements of the band that refused ``schedule`` are within four units in the last place of its
+        bits, as those of another right arithmetic are; False where no band did."""
+        if schedule.name not in self._refused:
+            return False
+        i, start, predicted = self._refused[schedule.name]
+        own = self.parts[i].of(self.output)[start : start + len(predicted)]
+        at = places(~same_bits(predicted, own))
+        x, y = (decode(t.flatten()[at[:: -(-len(at) // LARGER)]]) for t in (own, predicted))
+        return bool(((x - y).abs() <= 2.0 ** (1 - of_dtype(own.dtype).fraction_bits) * y.abs()).all())
 
     def right(self, schedule: Schedule) -> Tensor:
         """What ``schedule`` gives, in the shape of the output and its dtype; NaN in rows that no part fills."""
@@ -252,6 +269,19 @@ def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: s
             open_[k.part.place] = interval.open
     held = within.outside == 0 and not bool((open_ & outside).any())
     return (within, intervals[0].name) if held else None
+
+
+def within_reach(product: ScaledProduct, output: Tensor, classes: Sequence[str]) -> Sequence[str]:
+    """Those of the classes that may give one element, ``output [1, 1]`` (any float dtype), by how far it lies from the
+    value of its ``product`` (:mod:`oracle.bounds.screen`); of the others no interval need be computed. All but float32
+    where it is NaN or infinite."""
+    screen = Screen.of(product)
+    outside = None if screen is None else screen.outside(output)
+    if screen is None or outside is None:
+        return classes
+    far, size = outside.excess, outside.size
+    others = [name for name in classes if name != IEEE32]  # the element is outside of that
+    return [name for name in others if not bool(far > screen.reach(size, of_schedule(of_class(name))))]
 
 
 def compared(known: Sequence[ExactPart], intervals: Sequence[Interval], output: Tensor) -> Comparison:

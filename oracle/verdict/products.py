@@ -44,7 +44,7 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, of_class, schedules
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import nearest, rounded
-from oracle.verdict.compare import Admissible, Error, Verdict, compare, measured, verdict
+from oracle.verdict.compare import Admissible, Comparison, Error, Verdict, compare, measured, verdict
 from oracle.verdict.large import examined
 from oracle.verdict.parts import (
     FEWEST,
@@ -60,6 +60,7 @@ from oracle.verdict.parts import (
     interval_of,
     samples,
     specified_of,
+    within_reach,
     work,
 )
 from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
@@ -385,7 +386,9 @@ def _judge_interval(
             result = compared(known, intervals, output)
     if result.outside:
         few, fewer = (few_failing(known, output, result.bad, *most) for most in (TRIAL, FEWEST))
-        for other in wider:
+        loose = "" if is_class(name) or not wider else name + ANY
+        able = _able(parts, output, result, [*wider, *filter(None, [loose])])
+        for other in (other for other in wider if other in able):
             if held_by(*fewer, other) is None or held_by(*few, other) is None:
                 continue
             if (held := held_by(known, output, result.bad, other)) is None:
@@ -394,19 +397,30 @@ def _judge_interval(
             leave = "element leaves" if result.outside == 1 else "elements leave"
             text = f"{basis}; {result.outside} {leave} the {intervals[0].name}, which is not declared"
             cut = other if other.endswith(SPLIT) else name + SPLIT
-            may_be_cut = cut in wider and held_by(*fewer, cut) is not None and held_by(*few, cut) is not None
+            may_be_cut = (
+                cut in wider and cut in able and held_by(*fewer, cut) is not None and held_by(*few, cut) is not None
+            )
             if may_be_cut and (split := _split_of(parts, output, cut)) is not None:
                 text, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(text, matched, comparison.total, mistrust)
             return verdict(comparison, basis=text, mistrust=mistrust)
         failed = banded(parts, verdict(result, basis=intervals[0].name))
-        loose = "" if is_class(name) or not wider else name + ANY
-        fused = loose and of_schedule(get_schedule(name)).kind is Sum.FUSED
+        fused = loose in able and of_schedule(get_schedule(name)).kind is Sum.FUSED
         if fused and held_by(*fewer, loose) and held_by(*few, loose):
             text = f"; those looked at lie within {loose}: declare it if products are summed in no fixed order"
             return replace(failed, summary=failed.summary + text)
         return failed
     return banded(parts, verdict(result, basis=intervals[0].name, mistrust=mistrust))
+
+
+def _able(parts: Sequence[Part], output: Tensor, result: Comparison, classes: Sequence[str]) -> Sequence[str]:
+    """Those of the classes that may give the element that lies farthest outside of its interval."""
+    assert result.worst is not None
+    row, column = result.worst.index
+    part = next(part for part in parts if part.rows is None or bool((part.rows == row).any()))
+    at = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in (part.row(row), column))
+    one = subset(part.product, *at)
+    return within_reach(one.on_cpu() if output.is_cuda else one, output[row, column].reshape(1, 1).cpu(), classes)
 
 
 def _known(part: Part, output: Tensor, name: str) -> tuple[ExactPart, Interval, bool]:

@@ -4,7 +4,7 @@
 times, and prints the least time of the side as a ratio to the least of the matmul and to that of the right output. On a
 CPU that is the CPU seconds of all threads, which other programs change less than the time that passes; on a GPU the
 time that passes until the device is idle, beside the memory that a side adds to the operands. Without a shape both
-shapes of :data:`SHAPES` are taken on a CPU, then a judgement in a fresh process. ``pytest
+shapes of :data:`SHAPES` are taken on a CPU, then judgements in fresh processes (``--fresh``: these alone). ``pytest
 tests/benchmarks/test_bench_failures.py --benchmark-enable --benchmark-only`` compares within one group. Required at
 256x2048x2048: 3.5 matmuls for a right output, 10 for a wrong one with its explanation, 20 for a legal one without known
 bits; at 64x256x2048 0.3 s for a wrong one, 2 s in a fresh process; at 4096x4096x7168 on a GPU 6 matmuls for the
@@ -145,14 +145,15 @@ def main(shape: tuple[int, ...], device: str = "cpu", rounds: int = 9) -> None:
 
 def fresh(shape: tuple[int, ...], name: str = "garbage") -> dict[str, tuple[float, float]]:
     """CPU seconds of importing torch, and of all, of processes that judge a wrong output of a file, by what they find:
-    no bytecode and no compiled kernel, those of the first process, and no kernel but those of ``doctor --compile``."""
+    no compiled kernel, with and without the bytecode, and the kernels of ``doctor --compile``."""
     inputs, found = outputs(*shape)
     seen = dict[str, tuple[float, float]]()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "call.safetensors"
         save_file({**inputs, "out": found[name]}, path)
-        for state, kernels in (("nothing kept", "first"), ("kernels kept", "first"), (COMPILED, "made")):
-            kept = {"NUMBA_CACHE_DIR": f"{folder}/{kernels}", "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
+        for state in ("nothing kept", "bytecode kept", COMPILED):
+            kept = {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "XDG_CACHE_HOME": f"{folder}/{state}"}
+            kept |= {"NUMBA_CACHE_DIR": f"{folder}/{state}"}
             variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | kept
             if state == COMPILED:
                 doctor = [sys.executable, "-m", "oracle", *COMPILED.split()]
@@ -168,6 +169,11 @@ def all_of_it() -> None:
     """Both shapes on a CPU, then a fresh process."""
     for shape in SHAPES:
         main(shape)
+    new_processes()
+
+
+def new_processes() -> None:
+    """A line for each state of the disk."""
     for state, (imported, whole) in fresh(SHAPES[0]).items():
         print(f"garbage in a fresh process, {state:16} {whole:7.3f} s, {imported:.3f} s of them torch (at most 2)")
 
@@ -176,8 +182,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("shape", nargs="*", type=int, metavar="M N K")
     parser.add_argument("--device", choices=REQUIRED, default="cpu")
+    parser.add_argument("--fresh", action="store_true", help="fresh processes alone")
     options = parser.parse_args()
-    if options.shape or options.device != "cpu":
+    if options.fresh:
+        new_processes()
+    elif options.shape or options.device != "cpu":
         main(tuple(options.shape) or SHAPE, options.device)
     else:
         all_of_it()

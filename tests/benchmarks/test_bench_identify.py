@@ -5,15 +5,17 @@ ratio to the least of the matmul beside it, and what was named; ``pytest tests/b
 --benchmark-enable --benchmark-only`` compares within one group. Required: 0.3 s at 64x256x2048, 60 matmuls at
 256x2048x2048, 3 s for a K of 16,384 that is split in 6, with bfloat16 and with float32 outputs. Nothing here asserts a
 time. ``python -m tests.benchmarks.test_bench_identify calls`` identifies and judges 96 calls of ``torch._scaled_mm`` as
-``mmaemu`` computes them, cut as cuBLASLt cuts them on an H200 (``fixtures/splits``), and stops at one that is not.
+``mmaemu`` computes them, cut as cuBLASLt cuts them on an H200 (``fixtures/splits``); ``calls --device cuda`` those that
+a GPU of sm90 computes, up to 512x4096x16384. The last line counts them, and the exit status is 1 where one is not.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +24,9 @@ from torch import Tensor
 
 import oracle
 from oracle.numbers.formats import decode
+from oracle.truth.gemm import ScaledProduct
+from tests.hardware.split_k import COLUMNS, KINDS, LENGTHS, ROWS, operands
+from tests.hardware.split_k import call as scaled_mm
 from tests.support.products import block_scaled, operand
 from tests.support.splits import calls as recorded
 
@@ -106,43 +111,61 @@ def main(rounds: int) -> None:
             print(f"{name:42} {verb.__name__:10} {best:8.3f} s {best / least:8.1f} matmuls  {runs[0][1]}", flush=True)
 
 
-def emulated(one: dict[str, Any]) -> Call:
-    """A recorded call of ``torch._scaled_mm``, computed by ``mmaemu`` and cut as the record says."""
+def emulated() -> Iterator[tuple[str, Call]]:
+    """Of every length of K the smallest shapes of the record, computed by ``mmaemu`` and cut as the record says."""
     import mmaemu
 
-    from tests.hardware.split_k import operands
-
-    p = operands(one["m"], one["n"], one["k"], one["kind"], "cpu")
-    scales, dtype = [x.reshape(()) for x in (p.a_scale, p.b_scale)], getattr(torch, one["dtype"])
-    parts = one["schedule"].rpartition(".split")[2] if ".split" in one["schedule"] else "1"
-    cut = 1 if parts == "1" else (int(parts), "contiguous")
-    out = mmaemu.scaled_mm(
-        p.a, p.b.t(), *scales, out_dtype=dtype, use_fast_accum=one["fast"], profile="hopper", splitk=cut
-    )
-    return (
-        SPLIT,
-        {"qinput": p.a, "weight": p.b.t(), "scale_a": scales[0], "scale_b": scales[1]},
-        out,
-        {"out_dtype": dtype},
-    )
-
-
-def all_emulated() -> None:
-    """96 calls: of every length of K the smallest shapes of the record."""
     kept: dict[int, list[dict[str, Any]]] = {}
     for one in sorted(recorded("h200"), key=lambda c: c["m"] * c["n"] * c["k"]):
-        if one["kind"] == "all codes" and len(kept.setdefault(one["k"], [])) < 12:
+        if one["kind"] == KINDS[0] and len(kept.setdefault(one["k"], [])) < 12:
             kept[one["k"]].append(one)
-    for number, one in enumerate((one for calls in kept.values() for one in calls), 1):
-        contract, inputs, out, options = emulated(one)
-        (took, matches), (judging, verdict) = (
-            seconds(partial(verb, contract, inputs, out, arch="sm90", **options))
-            for verb in (oracle.identify, oracle.judge)
-        )
-        assert matches[0].equal == 1.0 and matches[0].compared == out.numel() and verdict.matches, one
-        said = f"{one['m']}x{one['n']}x{one['k']} {one['dtype']} {'fast' if one['fast'] else 'precise'}"
-        print(f"{number:3} {said:34} {took:6.2f} s {judging:6.2f} s  {matches[0].schedule}, judged {verdict.matches}")
+    for one in itertools.chain.from_iterable(kept.values()):
+        p, dtype = operands(one["m"], one["n"], one["k"], one["kind"], "cpu"), getattr(torch, one["dtype"])
+        parts = one["schedule"].rpartition(".split")[2] if ".split" in one["schedule"] else "1"
+        cut = 1 if parts == "1" else (int(parts), "contiguous")
+        scales = [x.reshape(()) for x in (p.a_scale, p.b_scale)]
+        how = {"use_fast_accum": one["fast"], "profile": "hopper", "splitk": cut}
+        yield called(p, mmaemu.scaled_mm(p.a, p.b.t(), *scales, out_dtype=dtype, **how), fast=one["fast"])
+
+
+def computed() -> Iterator[tuple[str, Call]]:
+    """Of every length of K the smallest shape, one between and the largest, computed by the GPU."""
+    ends = ROWS[0], COLUMNS[0]
+    shapes = itertools.product(LENGTHS, (ends, (ROWS[2], COLUMNS[2]), (ROWS[-1], COLUMNS[-1])))
+    for (k, (m, n)), fast, dtype in itertools.product(shapes, (True, False), (torch.float32, torch.bfloat16)):
+        p = operands(m, n, k, KINDS[0], "cuda")
+        yield called(p, scaled_mm(p, fast=fast, dtype=dtype), fast=fast)
+
+
+def called(p: ScaledProduct, out: Tensor, *, fast: bool) -> tuple[str, Call]:
+    inputs = {"qinput": p.a, "weight": p.b.t(), "scale_a": p.a_scale.reshape(()), "scale_b": p.b_scale.reshape(())}
+    said = f"{p.M}x{p.N}x{p.K} {str(out.dtype)[6:]} {'fast' if fast else 'precise'}"
+    return said, (SPLIT, inputs, out, {"out_dtype": out.dtype})
+
+
+def all_calls(device: str) -> int:
+    """A line of each call, with the seconds that pass, and how many of them have known bits: those of the schedule that
+    is named first where it is compared, and those of one schedule in every element."""
+    known = number = 0
+    for number, (said, (contract, inputs, out, options)) in enumerate((emulated if device == "cpu" else computed)(), 1):
+        start = time.perf_counter()
+        matches = oracle.identify(contract, inputs, out, arch="sm90", **options)
+        between = time.perf_counter()
+        verdict = oracle.judge(contract, inputs, out, arch="sm90", **options)
+        took, judging = between - start, time.perf_counter() - between
+        held = matches[0].equal == 1.0 and bool(verdict.matches)
+        known += held
+        judged = verdict.matches or verdict.summary
+        print(f"{number:3} {said:34} {took:6.2f} s {judging:6.2f} s  {matches[0].schedule}, {judged}", flush=True)
+    print(f"{known} of {number} identified and judged by their bits")
+    return known != number
 
 
 if __name__ == "__main__":
-    all_emulated() if sys.argv[1:] == ["calls"] else main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="?", default="2", metavar="ROUNDS | calls")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    asked = parser.parse_args()
+    if asked.what == "calls":
+        sys.exit(all_calls(asked.device))
+    main(int(asked.what))

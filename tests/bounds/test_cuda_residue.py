@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,9 +47,18 @@ def _equal(x: Tensor, y: Tensor) -> bool:
     return torch.equal(torch.isnan(x), torch.isnan(y)) and torch.equal(x.nan_to_num(0.125), y.nan_to_num(0.125))
 
 
+def same_at(product: ScaledProduct, acc: Accumulator, due: Interval, at: Tensor) -> bool:
+    """Whether the bounds at these places are those of ``due``."""
+    assert due.open is not None
+    few = replace(due, **{name: getattr(due, name).flatten()[at] for name in ("lo", "hi", "open")})
+    return same(cuda_residue.residue_at(product, acc, at), few)
+
+
 def check(product: ScaledProduct, acc: Accumulator = PROMOTED) -> None:
-    """Every bound has the bits of its definition."""
-    assert same(cuda_residue.residue_bound(product, acc), definition.residue_bound(product, acc))
+    """Every bound has the bits of its definition, also of elements one by one."""
+    due = definition.residue_bound(product, acc)
+    assert same(cuda_residue.residue_bound(product, acc), due)
+    assert same_at(product, acc, due, torch.arange(product.M * product.N).flip(0))
     found = cuda_residue.any_order_bound(product, acc)
     assert found is not None and found.weak and same(found, definition.any_order_bound(product, acc))
     if acc.promotion is not None:
@@ -169,14 +179,47 @@ def test_an_error_that_grows_on() -> None:
     [
         ("low = low - lost", "low = low"),
         ("add_floor(value_of(a[1][i]), value_of(b[1][j]), f)", "f"),
+        ("p[i] > 0 ? (Sum)one : (Sum)0", "(Sum)0"),
+        ("a_scale_stride + now.block", "a_scale_stride"),
     ],
-    ids=["the accumulator loses nothing", "products of two negative numbers are no positive ones"],
+    ids=[
+        "the accumulator loses nothing",
+        "products of two negative numbers are no positive ones",
+        "residue_at: no product is positive",
+        "residue_at: the first scale of a row",
+    ],
 )
-def test_notices(change: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notices(
+    change: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """A changed line of the source changes a bound."""
     monkeypatch.setattr(Source, "launch", launcher(tmp_path, change))
-    product = e4m3(3, 5, 100, seed=9)
+    product = e4m3(3, 5, 300, seed=9)
+    if "residue_at" in request.node.callspec.id:
+        assert not same_at(product, PROMOTED, definition.residue_bound(product, PROMOTED), torch.arange(15))
+        return
     assert not same(cuda_residue.residue_bound(product, PROMOTED), definition.residue_bound(product, PROMOTED))
+
+
+def test_few_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device computes them one by one as the CPU does, unless they are many or a sample has other bits."""
+    product = e4m3(9, 70, 300, seed=12, bias=True)
+    wanted = torch.rand(9, 70, generator=torch.Generator().manual_seed(1)) < 0.08
+    due = engines.residue_at(product, PROMOTED, wanted)
+    monkeypatch.setattr(engines, "why_not_on_device", lambda *_: None)
+    found = engines.residue_at(product, PROMOTED, wanted)
+    assert due is not None and found is not None and len(due[0]) == int(wanted.sum())
+    assert torch.equal(due[0], found[0]) and torch.equal(due[1], found[1])
+    assert engines.residue_at(product, PROMOTED, wanted.logical_not()) is None
+    right = cuda_residue.residue_at
+    for name in ("lo", "hi"):
+
+        def moved(*asked: Any, name: str = name) -> Interval:
+            found = right(*asked)
+            return replace(found, **{name: getattr(found, name) * 1.5})
+
+        monkeypatch.setattr(cuda_residue, "residue_at", moved)
+        assert engines.residue_at(product, PROMOTED, wanted) is None
 
 
 def test_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from oracle.numbers.formats import (
     decode_scalar,
     from_codes,
     of_dtype,
+    share,
 )
 
 ALL = list(FORMATS.values())
@@ -317,3 +318,14 @@ class TestVectors:
         for tensor in (wide, torch.zeros(2, dtype=torch.float4_e2m1fn_x2).to(device)):
             with pytest.raises(DtypeError, match="one value per element"):
                 codes_of(tensor)
+
+
+def test_the_share_of_all_elements_is_one() -> None:
+    """Whatever their number is: the product of 49 and the rounded 1/49 is below 1; and less where one is missing."""
+    assert 49 * (1 / 49) < 1.0
+    for n in (1, 49, 32761):
+        mask = torch.ones(n, dtype=torch.bool)
+        assert share(mask) == 1.0
+        mask[-1] = False
+        assert share(mask) == (n - 1) / n < 1.0
+    assert math.isnan(share(torch.ones(0, dtype=torch.bool)))

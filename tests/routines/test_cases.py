@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oracle.errors import CaseError, OracleError
-from oracle.numbers.formats import E4M3FN, decode, same_bits
+from oracle.numbers.formats import E4M3FN, codes_of, decode, of_dtype, same_bits
+from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines import cases, data, get, profiles, registered
 from oracle.routines.base import Call, by_name
 from oracle.routines.edges import valid
@@ -387,3 +388,20 @@ class TestProfiles:
             cases.parse(
                 "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=130,n=64,k=128,g=2/seed=1"
             ).inputs()
+
+
+def test_what_is_drawn_at_once() -> None:
+    """Many normals are rounded by a table, and few entries of a permutation taken without the others: the same data."""
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        fmt = of_dtype(dtype)
+        for shape in ((3, 5), (300, 700)):
+            drawn = data.operand("table", "randn", *shape, dtype=dtype, side="a")
+            due = encode(
+                torch.from_numpy(data.Stream("table").normals(shape) * data.SIGMA),
+                fmt,
+                rounding=Rounding.NEAREST_EVEN,
+                overflow=Overflow.SATURATE,
+            )
+            assert drawn.shape == shape and torch.equal(codes_of(drawn).view(torch.uint8), due)
+    for count, first in ((1, 1), (7, 3), (5000, 254), (254, 254), (10, 20)):
+        assert (data.Stream("order").order(count, first) == data.Stream("order").order(count)[:first]).all()

@@ -355,6 +355,17 @@ class TestNearlyExact:
         verdict = call.contract.judge(call.inputs, spoil(out), **call.options)
         assert verdict.status is Status.FAILED and asked == first
 
+    @pytest.mark.parametrize(("moved", "near"), [(1, True), (8, False)])
+    def test_what_is_near_the_bits(self, moved: int, near: bool) -> None:
+        """Elements beside those of the schedule, which no sample has, are another right arithmetic's; it is asked first
+        whether their intervals hold them."""
+        _, p = self.product()
+        schedule, out = get_schedule(PROMOTED), predict_product(p, get_schedule(PROMOTED), out_dtype=BF16)
+        out.view(torch.int16)[5, 7] += moved
+        bits = parts.Bands([parts.Part(p)], out)
+        assert bits.alike(schedule) == 1.0 and not bits.close(schedule)  # nothing has refused it yet
+        assert not bits.reproduced(schedule) and bits.close(schedule) is near
+
     def test_what_may_overflow(self) -> None:
         """Where an intermediate may leave float32 the interval says nothing, which must be counted."""
         _, p = self.product()

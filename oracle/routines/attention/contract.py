@@ -20,7 +20,7 @@ from torch import Tensor
 from oracle.bounds.attention import Edges, Scores, codes_bound, float32_bound, lse_bound, pipeline_bound, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
-from oracle.numbers.formats import decode, same_bits
+from oracle.numbers.formats import decode, same_bits, share
 from oracle.routines.base import F32, Call, Contract, Inputs, Options, Out, Output
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.attention import (
@@ -435,7 +435,7 @@ class AttentionContract(Contract):
             if not refused:
                 bits, rows = rounded_to(predict_attention(part, one).to(torch.float64), out.dtype), len(part.q)
                 equal = same_bits(bits, wanted[:rows, : bits.shape[1]].contiguous())
-                matches.append(Match(one.name, float(equal.double().mean()), equal.numel()))
+                matches.append(Match(one.name, share(equal), equal.numel()))
         if not matches:
             raise NumericsError(f"{self.name}: {refused}")
         return sorted(matches, key=lambda match: -match.equal)

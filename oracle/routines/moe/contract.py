@@ -32,7 +32,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import U
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError, among, counted
 from oracle.numbers import recipe_table
-from oracle.numbers.formats import BF16, E4M3FN, FP32, decode, of_dtype, same_bits
+from oracle.numbers.formats import BF16, E4M3FN, FP32, decode, of_dtype, same_bits, share
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import TORCH_STATIC, ScaleFormula
 from oracle.routines.base import (
@@ -356,7 +356,7 @@ class MoeFp8(Contract):
         matches = []
         for combine in WAYS:
             due = rounded_to(_expected(call, layer, combine), out.dtype)
-            matches.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
+            matches.append(Match(combine.name, share(same_bits(due, out)), out.numel()))
         return sorted(matches, key=lambda match: -match.equal)
 
     def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import decode, same_bits
+from oracle.numbers.formats import decode, same_bits, share
 from oracle.numbers.rounding import f32
 from oracle.tensorcore.fused import fma32
 from oracle.tensorcore.identify import Match
@@ -132,7 +132,7 @@ def named(
             arithmetic = first.name if second is first else f"{first.name}, {second.name}"
             for combine in ways:
                 sums = added(outs, replace(steps, combine=combine))
-                equal = max(float(same_bits(o, out).double().mean()) for o in sums)
+                equal = max(share(same_bits(o, out)) for o in sums)
                 matches.append(Match(f"{arithmetic} and {combine.name}", equal, out.numel()))
             if any(match.equal == 1 for match in matches):
                 return matches

@@ -55,7 +55,7 @@ from oracle.bounds.boxed import Box
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers import recipes
-from oracle.numbers.formats import BF16, decode, of_dtype, same_bits
+from oracle.numbers.formats import BF16, decode, of_dtype, same_bits, share
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.scaling import Block
@@ -632,7 +632,7 @@ class PipelineContract(Contract):
         out, matches = self.validate_output(call, output)["out"], []
         for combine in self.ways(call):
             due = self.reference(inputs, **{**options, **({"combine": combine.name} if len(self.row.ways) > 1 else {})})
-            matches.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
+            matches.append(Match(combine.name, share(same_bits(due, out)), out.numel()))
         if arch in arches() and matches[0].equal < 1:
             usual = [name for name in self.row.numerics.get(str(arch), ()) if name != IEEE32]
             names = dict.fromkeys((*usual, *(schedule.name for schedule in schedules(arch))))
