@@ -41,15 +41,17 @@ def add(commands: common.Commands) -> None:
 
 def _findings(arguments: argparse.Namespace) -> int:
     chosen, screen = finding_scripts.scripts(arguments.folder, arguments.only), common.console()
-    results = {}
+    results = dict[str, dict[str, str]]()
+    machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
+    if arguments.out is not None:
+        fixtures.make_folder(arguments.out)
     for ran in finding_scripts.run(chosen, jobs=arguments.jobs, seconds=arguments.seconds):
         results[ran.name] = {"status": ran.status, "said": ran.said}
         line = Text.assemble((f"{ran.status:<11}", STYLES[ran.status]), f" {ran.name}: {ran.said}")
         screen.print(line, soft_wrap=True)
-    if arguments.out is not None:
-        fixtures.make_folder(arguments.out)
-        machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
-        fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": results})
+        if arguments.out is not None:  # after each: a run may be ended
+            ordered = {name: results[name] for name in sorted(results)}
+            fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": ordered})
     ends = [one["status"] for one in results.values()]
     common.say(f"{counted(len(ends), 'finding')}: " + ", ".join(f"{ends.count(end)} {end}" for end in STYLES))
     return 1 if THERE in ends else 0 if HEALED in ends else 2

@@ -47,7 +47,7 @@ from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import printable
 from oracle.routines.base import plain
 
-HANGS = 3  # times that a subject may hang; it is not called again
+HANGS = 3  # times that a subject may hang before it is not called again, where nobody says another number
 LONGEST_HEADER = 1 << 26  # bytes; a header holds names, options, and a line for each subject or tensor
 PIECE = 1 << 20  # bytes read at once
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -94,13 +94,19 @@ class Host:
     """The processes that run the subjects of ``points``; a context manager.
 
     ``limit`` is the seconds that one call may take, ``threads`` the CPU threads of a worker (None: as many as here),
-    ``folder`` where modules are looked for first.
+    ``folder`` where modules are looked for first, ``hangs`` how often a subject may exceed the limit.
     """
 
     def __init__(
-        self, points: Sequence[EntryPoint], *, limit: float, threads: int | None = None, folder: str | None = None
+        self,
+        points: Sequence[EntryPoint],
+        *,
+        limit: float,
+        threads: int | None = None,
+        folder: str | None = None,
+        hangs: int = HANGS,
     ) -> None:
-        self.points, self.limit, self.threads = tuple(points), limit, threads
+        self.points, self.limit, self.threads, self.hangs = tuple(points), limit, threads, hangs
         self.workers = 0
         self._hangs: dict[tuple[int, int], int] = {}
         self._loaded: set[int] = set()  # providers that the worker has loaded
@@ -160,8 +166,9 @@ class Host:
 
         Raises NotImplementedError, Crash. ProcessError: the system starts no process for it.
         """
-        if self._hangs.get(subject.at, 0) >= HANGS:
-            raise Crash(f"not called: it hung {HANGS} times before")
+        if self._hangs.get(subject.at, 0) >= self.hangs:
+            times = "once" if self.hangs == 1 else f"{self.hangs} times"
+            raise Crash(f"not called: it hung {times} before")
         number = subject.at[0]
         if number not in self._loaded and (why := self._provider(number, self.points[number]).problem) is not None:
             raise Crash(why)

@@ -91,17 +91,18 @@ class TestSubjects:
         assert {status for status, _ in found.values()} == {"PASSED"}
         assert "?[2Jall is well?" in ran.err and "\x1b" not in ran.out + ran.err
 
-    def test_a_hanging_subject_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("hangs", [1, isolated.HANGS])
+    def test_a_hanging_subject_is_given_up(self, monkeypatch: pytest.MonkeyPatch, hangs: int) -> None:
         provide(monkeypatch, "hanging")
-        with Host(subjects.points(), limit=0.1) as host:
+        with Host(subjects.points(), limit=0.1, hangs=hangs) as host:
             (subject,) = host.providers()[0].subjects
             said = []
             for case in map(cases.parse, CASES):
                 with pytest.raises(Crash) as crash:
                     subject.run(case.inputs(), case.call_options())
                 said.append(str(crash.value).partition(":")[0])
-            assert said == ["hangs"] * isolated.HANGS + ["not called"]
-            assert host.workers == isolated.HANGS
+            assert said == ["hangs"] * hangs + ["not called"] * (len(CASES) - hangs)
+            assert host.workers == hangs
 
     @pytest.mark.parametrize(
         ("name", "said"),
