@@ -28,6 +28,7 @@ from ..layout import get_mn_major_tma_aligned_packed_ue8m0_tensor, transform_sf_
 from ..platform import packs_ue8m0
 from ..records import Machine, Problem
 from ..support import BLACKWELL, BLOCK, BLOCKS, GEMMS, MIXED, RUNS
+from ..tiles import from_blocked
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from .declaration import Backend, Gemm, Product, Scales
 
@@ -78,13 +79,15 @@ def routine(p: Problem) -> str:
         "gemm_1d1d": "fp8_gemm_nt",
         BLOCKS: "fp8_gemm_nt",
         RUNS: "grouped_contiguous",
+        "mxfp4_product": "mixed_product",
     }.get(p.op, p.op)
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
-    if p.op in MIXED:
-        return ("scales to packed UE8M0 int32, MN-major, TMA-aligned", "codes of four bits as int8")
+    if p.op in (*MIXED, "mxfp4_product"):
+        packed = ("scales to packed UE8M0 int32, MN-major, TMA-aligned", "codes of four bits as int8")
+        return packed if p.op in MIXED else ("scales out of their tiles", *packed)
     if p.op not in GEMMS:
         return ("clean the logits outside the window",) if p.op.endswith("logits") else ()
     scale = (
@@ -104,7 +107,7 @@ def numerics(p: Problem, machine: Machine) -> str:
     if p.op in ("mqa_logits", "paged_mqa_logits") and machine.sm in BLACKWELL:
         known = machine.sm // 10 == 10
         return "sm100.mqa_logits" if known else "bounds only: the order of its sums over heads is not stated"
-    if p.op not in (*GEMMS, *MIXED, "skip_head_mid") or not packs_ue8m0(machine):
+    if p.op not in (*GEMMS, *MIXED, "mxfp4_product", "skip_head_mid") or not packs_ue8m0(machine):
         return ""
     if p.a_dtype == p.b_dtype == "uint8" and machine.sm // 10 == 10:
         return "bounds only: two operands of four bits meet in kind mxf8f6f4 or mxf4, by release"
@@ -332,6 +335,17 @@ def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) 
         out.copy_(target)
 
 
+def mxfp4_product(p: Product) -> None:
+    """``fp8_fp4_gemm_nt`` of two operands of four bits with scales of 32 in tiles, which are taken out of them.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    columns = 2 * p.a.shape[1] // p.left.width
+    sides = (p.left, p.a.shape[0]), (p.right, p.b.shape[1])
+    left, right = (side._replace(memory=from_blocked(side.memory, rows, columns)) for side, rows in sides)
+    mixed(p._replace(left=left, right=right), op="mixed_product")
+
+
 @on_its_device
 def mixed(p: Product, *, op: str) -> None:
     """``fp8_fp4_gemm_nt`` and its grouped forms. Where a matrix of a masked product has no multiple of 128 rows, it is
@@ -549,6 +563,7 @@ BACKEND = Backend(
     mqa_logits=mqa_logits,
     paged_mqa_logits=paged_mqa_logits,
     paged_metadata=paged_metadata,
+    mxfp4_product=mxfp4_product,
     mixed_product=functools.partial(mixed, op="mixed_product"),
     mixed_contiguous=functools.partial(mixed, op="mixed_contiguous"),
     mixed_masked=functools.partial(mixed, op="mixed_masked"),

@@ -118,6 +118,53 @@ def test_runs_of_any_length(arch: str, borders: tuple[int, ...]) -> None:
         assert oracle.judge(case.contract, real, made, arch=arch, explain="off").status is status
 
 
+@pytest.mark.parametrize("arch", ["sm100", "sm120"])
+def test_tiles_of_experts_in_any_order(arch: str) -> None:
+    """A last tile that is not full, experts that descend, a tile of no expert (the twin: by the next expert's weight)."""
+    case = cases.parse(
+        "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=256,k=256,g=3/family=randn/seed=3"
+    )
+    inputs = {name: x[:300] if x.shape[0] == 384 else x for name, x in case.inputs().items()}
+    inputs["m_indices"] = torch.tensor([2] * 128 + [-1] * 128 + [0] * 44, dtype=torch.int32)
+    with simulated(Machine.described(arch)) as libraries:
+        out = SERVED[case.contract](inputs, {})
+        wrong = SERVED[case.contract]({**inputs, "b": inputs["b"].roll(1, 0)}, {})
+    assert [call.arguments["m_indptr"].tolist() for call in libraries.calls] == [[0, 128, 128, 256]] * 2
+    for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
+        assert isinstance(made, Tensor)
+        assert oracle.judge(case.contract, inputs, made, arch=arch, explain="off").status is status
+
+
+@pytest.mark.parametrize(
+    ("arch", "backend"),
+    [*((arch, "deep_gemm") for arch in ("sm100", "sm103", "sm120")),
+     *((arch, FI) for arch in ("sm100", "sm103", "sm120", "sm121"))],
+)  # fmt: skip  # a table, one row a line
+def test_a_layer_of_fp8_by_grouped_products(arch: str, backend: str) -> None:
+    """Two grouped products, DeepGEMM's of powers of two or FlashInfer's of float32 scales, and right as a whole (the
+    twin: with the scales of another expert it is not)."""
+    case = cases.parse("moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=4,e=3,h=256,i=128,k=2/family=randn/seed=3")
+    inputs, powers = case.inputs(), backend == "deep_gemm"
+    if powers:
+        inputs |= {name: torch.exp2(inputs[name].log2().round()) for name in ("w13_scale", "w2_scale")}
+
+    def layer(**changed: Tensor) -> Tensor:
+        return kernels.moe_block_scaled(**{**inputs, **changed}, ue8m0=powers, out_dtype=torch.bfloat16)
+
+    machine = Machine.described(arch)
+    for package in ("vllm_ops", "sgl_kernel"):  # plain torch quantises
+        machine = machine.with_package(package, f"package {package} is not installed")
+    with simulated(machine) as libraries:
+        out, wrong = layer(), layer(w2_scale=inputs["w2_scale"].roll(1, 0))
+    of_flashinfer = "group_gemm_fp8_nt_groupwise" if arch in ("sm100", "sm103") else "moe_gemm_fp8_nt_groupwise"
+    due = "m_grouped_fp8_gemm_nt_contiguous" if powers else of_flashinfer
+    assert [call.name for call in libraries.calls] == [due] * 4
+    recipe = "deepgemm_1x128_ue8m0" if powers else None  # floors differ, which these data do not reach
+    options = {"activation_rounding": "PRODUCT", "recipe": recipe}
+    for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
+        assert oracle.judge(case.contract, inputs, made, arch="cpu", explain="off", **options).status is status
+
+
 @pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120", "sm121"])
 def test_matrices_of_a_batch_one_by_one(arch: str) -> None:
     """Of several matrices whose rows end inside a tile each is multiplied by itself, in the chain that the plan names

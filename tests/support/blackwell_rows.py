@@ -97,6 +97,11 @@ INDEXERS = (
     "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token/b=4,t=2,n=300,h=64,d=128",
 )
 RUNS = "group_gemm_fp8_nt_groupwise/e4m3xe4m3-bf16/1x128:128x128/m=148,n=256,k=640,g=3"
+OF_EXPERTS = (
+    # of float32 scales: tiles that name their expert, and a matrix for each
+    "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=256,k=640,g=4",
+    "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=256,k=640,g=3",
+)
 HEADS = "fp8_gemm_nt_skip_head_mid/e4m3xe4m3-bf16/1x128:128x128/m=33,n=384,k=256"
 NV_LAYER, MIXED_LAYER = "nvfp4/bf16xe2m1-bf16/1x16:1x16", "mxfp8_mxfp4/bf16xe2m1-bf16/1x32:1x32"
 LAYERS = (
@@ -154,6 +159,13 @@ ROWS = (
     *(Row(PER_TENSOR, arch, (), "flashinfer") for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, (), VLLM) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, ("vllm_ops",), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(BLOCK, arch, (ALONE,), "flashinfer_trtllm") for arch in ("sm100", "sm103")),
+    *(Row(BLOCK, arch, ("deep_gemm",), VLLM, powers=True) for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(MX4.replace("n=136,k=288", "n=128,k=256") + "/alpha=none", arch, ("cutlass_dsl", "cudnn"), "deep_gemm")
+      for arch in ("sm100", "sm103", "sm120")),
+    *(Row(case, arch, (), FI) for case in OF_EXPERTS for arch in ("sm100", "sm103", "sm120", "sm121")),
+    Row(NV4, "sm103", (ALONE,), FI, CUTS),
+    Row(NV4.replace("n=160", "n=144"), "sm121", ("cutlass_dsl",), "flashinfer_cudnn"),
 )  # fmt: skip  # a table, one row a line
 
 
@@ -224,6 +236,8 @@ def verdict(served: Served, out: Tensor, arch: str, numerics: str | None = None)
 
 def cropped(out: Tensor, like: Tensor) -> Tensor:
     """The first rows of an output, or of each of its matrices, in the shape of another."""
+    if out.dim() == 2 and like.dim() == 3:
+        out = out.view(like.shape[0], -1, like.shape[2])
     if out.dim() == 3 and out.shape[0] == like.shape[0]:
         return out[:, : like.shape[1]]
     return out.reshape(-1)[: like.numel()].view(like.shape)
@@ -318,7 +332,7 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield name, "second twice", {name: [value[0], value[1] * 2]}
         elif "scale" in name and isinstance(value, Tensor) and value.dtype is torch.float32:
             yield from ((name, how, {name: x}) for how, x in numbers(value))
-        elif name == "scale_major_mode":
+        elif name == "scale_major_mode" and value is not None:
             yield name, "the other", {name: "K"}
         elif name == "scale_granularity_mnk":
             yield name, "of 64", {name: (1, 64, 128)}

@@ -367,21 +367,25 @@ class Libraries:
         """``a [M, K]`` by ``b [N, K]`` with float32 scales, whose shapes nobody checks; on sm120 a kernel that cannot
         take the operands writes nothing."""
         self.claims("gemm_fp8_nt_groupwise", backend)
-        need(backend == "cutlass" and scale_major_mode in ("MN", "K"), "scale_major_mode is required in CUTLASS")
+        trtllm = backend == "trtllm"
+        need(trtllm or scale_major_mode in ("MN", "K"), "scale_major_mode is required in CUTLASS")
         need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[1], "Shape mismatch")
         need(scale_granularity_mnk == (1, 128, 128), "granularity")
         (m, k), n = a.shape, b.shape[0]
         out_dtype = out_dtype or torch.bfloat16 if out is None else out.dtype
         need(out_dtype in HALVES, "unsupported output dtype")
         out = torch.empty(m, n, dtype=out_dtype) if out is None else out
+        need(not trtllm or k >= 256 and out.dtype is torch.bfloat16, "TensorRT-LLM writes bf16 of K from 256")
         if k % 16 or n % 8 or m % 4 or a.data_ptr() % 16 or b.data_ptr() % 16:
             need(self.machine.sm in TWELVE, "can_implement failed")
             return out
         shapes = (
             ((k // 128, m), (k // 128, n // 128)) if scale_major_mode == "MN" else ((m, k // 128), (n // 128, k // 128))
         )
+        shapes = ((k // 128, m), (n // 128, k // 128)) if trtllm else shapes
         memory = [address(x, shape) for x, shape in zip((a_scale, b_scale), shapes, strict=True)]
-        left, right = (x.t() if scale_major_mode == "MN" else x for x in memory)
+        turned = (True, False) if trtllm else (scale_major_mode == "MN",) * 2
+        left, right = (x.t() if turn else x for x, turn in zip(memory, turned, strict=True))
         operands = {"a": dense("a", a), "b": dense("b", b), "a_scale": left.contiguous(), "b_scale": right.contiguous()}
         return self.multiply("fp8_gemm_nt", operands, dense("out", out), "", "exact")
 
