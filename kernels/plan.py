@@ -149,6 +149,7 @@ ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
         for op in ("grouped_contiguous", "grouped_masked")
         for sm in BLACKWELL
     },
+    ("grouped_scaled", "sm100"): ("cutlass", "torch", "eager"),
     **{  # where CUTLASS has no batched product, and multiplies the matrices one by one
         ("mxfp8_batched", arch): ("flashinfer_cudnn", "flashinfer_cutlass", "triton_mx", "eager")
         for arch in ("sm100", "sm103")

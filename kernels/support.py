@@ -392,7 +392,9 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "torch_linear", on="gpu", out_dtype="float32"),
         _need("other_bias", "none", None, OWN_BIAS, "torch_linear", on="gpu"),
         *(need._replace(ops=("block_linear", "grouped_scaled")) for need in NVIDIA),
-        _need("family", "in", (9,), "the kernel is Hopper's; this is {arch}", "block_linear", "grouped_scaled"),
+        _need("family", "in", (9,), "the kernel is Hopper's; this is {arch}", "block_linear"),
+        _need("sm", "in", (90, 100), "its grouped product has kernels for sm90 and sm100, and is reported to trap on "
+              "sm103 (pytorch/pytorch 187095); this is {arch}", "grouped_scaled"),
         _need("torch", ">=", (2, 10), "torch.nn.functional.scaled_mm needs torch 2.10", "block_linear"),
         _need("cuda", ">=", ROWWISE_CUBLAS, "block-scaled cuBLASLt needs CUDA 12.9", "block_linear"),
         _need("bias", "none", None, "block scales take no bias here", "block_linear"),
@@ -559,8 +561,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
     ),
     "flashinfer_b12x": (
         *_flashinfer(120, 121),
-        _need("op", "none", None, "its layer adds the outputs of a token's experts in bf16 by atomics: another sum from "
-              "run to run, rounded for each expert", *MX_LAYERS),
+        _need("op", "none", None, "its layer adds the outputs of a token's experts in bf16 by atomics: another sum "
+              "from run to run, rounded for each expert", *MX_LAYERS),
         _need("cuda", ">=", (13, 0), "needs CUDA 13; this is {cuda_text}", "mxfp8_product", "mxfp4_product"),
         _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "nvfp4_product"),
         _need("cutlass_dsl", "none"),

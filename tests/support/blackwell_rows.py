@@ -156,6 +156,7 @@ ROWS = (
     *(Row(RUNS, arch, (), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(case, arch, (), VLLM) for case in (*LINEAR, BLOCK_LINEAR) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(GROUPED + size, arch, (), VLLM) for size in ("m=70", "m=40") for arch in ("sm100", "sm103")),
+    *(Row(GROUPED + size, "sm100", ("vllm_ops",), "torch") for size in ("m=70", "m=40")),
     *(Row(PER_TENSOR, arch, (), "flashinfer") for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, (), VLLM) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, ("vllm_ops",), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),

@@ -32,7 +32,7 @@ from kernels.backends import cutlass, deep_gemm, flashinfer
 from kernels.config import Config, use_config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
-from kernels.support import MIXED, RUNS
+from kernels.support import ALIGNED, MIXED, RUNS
 from oracle.tensorcore.instructions import ALIKE
 from oracle.truth.layout import swizzle_scale, unrotate_weights, unswizzle_scale
 
@@ -1095,6 +1095,32 @@ class Libraries:
         contract = f"torch_per_{'tensor' if single else 'token'}_w8a8_scaled_mm"
         return self.multiply(contract, operands, torch.empty(m, n), "", "exact")
 
+    def _scaled_grouped_mm(
+        self,
+        mat_a: Tensor,
+        mat_b: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        offs: Tensor | None = None,
+        bias: Tensor | None = None,
+        scale_result: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        use_fast_accum: bool = False,
+    ) -> Tensor:
+        """``mat_a [M, K]`` by ``mat_b [G, K, N]``, column-major matrices; a scale of every row and column."""
+        need(self.machine.sm == 100, "kernels for sm90 and sm100")
+        need(mat_a.dtype is mat_b.dtype is E4M3 and mat_a.shape[1] == mat_b.shape[1], "mat_a and mat_b")
+        need(bias is None and scale_result is None and not use_fast_accum and out_dtype is torch.bfloat16, "options")
+        (m, k), (groups, _, n) = mat_a.shape, mat_b.shape
+        need(k % 16 == n % 16 == 0 and offs is not None and offs.dtype is torch.int32 and len(offs) == groups, "offs")
+        need(scale_a.dtype is scale_b.dtype is torch.float32, "scales")
+        need(tuple(scale_a.shape) == (m,) and tuple(scale_b.shape) == (groups, n), "scales")
+        need(scale_a.is_contiguous() and scale_b.is_contiguous(), "scales must be dense")
+        operands = {"a": dense("mat_a", mat_a), "b": dense("mat_b", mat_b.mT), "scale_a": scale_a[:, None]}
+        operands |= {"scale_b": scale_b, "offsets": offs}
+        out = torch.full((m, n), float("nan"), dtype=out_dtype)
+        return self.multiply("scaled_grouped_mm", operands, out, "", "exact")
+
     def scaled_grouped_mm(
         self,
         mat_a: Tensor,
@@ -1265,7 +1291,8 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
     patch.setattr(cutlass, "operators", lambda: operators)
     for name in ("scaled_mm", "scaled_grouped_mm"):
         patch.setattr(torch.nn.functional, name, fakes.recorded(name), raising=False)
-    patch.setattr(torch, "_scaled_mm", fakes.recorded("_scaled_mm"))
+    for name in ("_scaled_mm", "_scaled_grouped_mm"):
+        patch.setattr(torch, name, fakes.recorded(name))
     decide, gpu = routes._decide, torch.device("cuda")
     patch.setattr(routes, "_decide", lambda op, device, *key: decide(op, gpu, *key))
     flashinfer.library.cache_clear()
@@ -1279,7 +1306,7 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
 
 def grid(op: str) -> list[Problem]:
     """Problems of an operation around its limits."""
-    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight", RUNS)
+    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight", RUNS, *ALIGNED)
     packed: dict[str, Any] = {} if op in eight else {"b_dtype": "uint8"}
     packed |= {"a_dtype": "uint8"} if op.startswith(("nvfp4", "mxfp4")) else {}
     packed |= {"a_width": 128, "b_width": 32} if op in MIXED else {}
