@@ -279,7 +279,7 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "ue8m0": (False, True),
     "scale_format": (None, "ue8m0", "float32"),
     "tiles": (None, "128x4", "8x4", "linear"),
-    "alpha": (None, "one", "group"),
+    "alpha": (None, "one", "row", "group"),
     "recipe": (None, "usual", "other"),
 }
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""

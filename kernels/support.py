@@ -230,10 +230,11 @@ def _e4m3(*ops: str) -> tuple[Need, ...]:
     return tuple(_need(field, "in", ("float8_e4m3fn",), "{field}={value}; it takes E4M3", *ops) for field in codes)
 
 
-def _flashinfer(*sms: int, loops: bool = False) -> tuple[Need, ...]:
+def _flashinfer(*sms: int, loops: bool = False, alphas: tuple[str, ...] = ("one",)) -> tuple[Need, ...]:
     """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims.
 
-    ``loops``: whether it multiplies the matrices of a batch one by one where no batched product takes them.
+    ``loops``: whether it multiplies the matrices of a batch one by one where no batched product takes them. ``alphas``:
+    what may have an alpha of its own.
     """
     names = ", ".join(f"sm{sm}" for sm in sms)
     return (
@@ -254,7 +255,7 @@ def _flashinfer(*sms: int, loops: bool = False) -> tuple[Need, ...]:
           for extent in ("n", "k")),
         *_e4m3("mxfp8_product"),
         _need("alpha", "none", None, "it has no alpha", "mxfp8_product", "mxfp8_batched", "mxfp8_mxfp4_grouped"),
-        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product", "mxfp4_product"),
+        _need("alpha", "in", alphas, "alpha for each {value}; it has one", "nvfp4_product", "mxfp4_product"),
         *(_need(extent, "multiple of", TILE_ROWS,
                 "{FIELD}={value} is no multiple of 128: it reads the scales of every matrix in tiles of their own "
                 "(flashinfer-ai/flashinfer 3604); multiply the matrices one by one", "mxfp8_batched", several=True)
@@ -590,7 +591,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         *_multiples("nvfp4_product", "mxfp4_product", k=32, n=16),
     ),
     "flashinfer_cute_dsl": (
-        *_flashinfer(100, 103),
+        *_flashinfer(100, 103, alphas=("one", "row")),
         _need("op", "none", None, OTHER_WEIGHTS.format(backend="CuTe DSL's", order="up and gate by turns of 64 rows"),
               *MX_LAYERS),
         _need("cutlass_dsl", "none"),

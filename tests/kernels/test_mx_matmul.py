@@ -50,6 +50,20 @@ class TestQuantisedAndMultiplied:
         assert torch.equal(kernels.scaled_mm(a, b.t(), *views, ga, gb), out)
         assert torch.equal(kernels.mm_fp4(a, b.t(), sa.view(128, 8), sb.view(128, 8).t(), ga * gb), out)
 
+    @pytest.mark.parametrize("nvfp4", [False, True])
+    def test_an_alpha_of_every_row(self, nvfp4: bool) -> None:
+        """Powers of two multiply exactly, so each row is that of the product with its alpha alone (the twin: not with
+        that of the row before)."""
+        x, w = matrices()
+        sides = [two_levels(t) if nvfp4 else (*kernels.mxfp4_quantize(t), None) for t in (x, w)]
+        (a, sa, _), (b, sb, _) = sides
+        alpha = torch.exp2(torch.arange(M, dtype=torch.float32) - 3)
+        options = {"block_size": 16 if nvfp4 else 32, "use_nvfp4": nvfp4}
+        out = kernels.mm_fp4(a, b.t(), sa, sb, alpha, **options)
+        each = [kernels.mm_fp4(a, b.t(), sa, sb, alpha[m : m + 1], **options)[m] for m in range(M)]
+        assert torch.equal(out, torch.stack(each))
+        assert not torch.equal(kernels.mm_fp4(a, b.t(), sa, sb, alpha.roll(1), **options), out)
+
     def test_groups(self) -> None:
         """Two experts: FlashInfer's placement and torch's are the dense products of their rows."""
         (x, w), (_, v) = matrices(), matrices(2)
@@ -133,6 +147,8 @@ class TestQuantisedAndMultiplied:
 BAD = (
     (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, block_size=32), OptionError, "block_size=32"),
     (lambda a, b, s, t: kernels.scaled_mm(a, b.t(), s, t), DtypeError, "scale_a must be float8_e8m0fnu"),
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, torch.ones(M + 1)), ShapeError, "alpha.*\\[1\\] or \\[M\\]"),
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, torch.ones(M).double()), DtypeError, "alpha"),
     (lambda a, b, s, t: kernels.scaled_grouped_mm_mx_k_groups(
         *(x.view(torch.float8_e4m3fn)[:, :32] for x in (a, b)), s[:32], t, torch.tensor([32], dtype=torch.int32)
     ), ShapeError, "scale_a holds 32 scales; these groups of 7 rows take 512"),

@@ -45,6 +45,8 @@ class Row(NamedTuple):
     config: Config = Config()
     powers: bool = False
     """Whether scales are powers of two, and the call says that they are."""
+    alphas: bool = False
+    """Whether every row has an alpha of its own."""
 
 
 MX8 = "mm_mxfp8/e4m3xe4m3-bf16/1x32/m=130,n=160,k=256"
@@ -166,6 +168,8 @@ ROWS = (
       for arch in ("sm100", "sm103", "sm120")),
     *(Row(case, arch, (), FI) for case in OF_EXPERTS for arch in ("sm100", "sm103", "sm120", "sm121")),
     Row(NV4, "sm103", (ALONE,), FI, CUTS),
+    *(Row(case, arch, (), "flashinfer_cute_dsl", alphas=True) for case in (NV4, MX4) for arch in ("sm100", "sm103")),
+    Row(FEW4, "sm100", (), "flashinfer_cute_dsl", CUTS, alphas=True),
     Row(NV4.replace("n=160", "n=144"), "sm121", ("cutlass_dsl",), "flashinfer_cudnn"),
 )  # fmt: skip  # a table, one row a line
 
@@ -207,6 +211,8 @@ def serve(row: Row, family: str = "randn") -> Served:
     case = cases.parse(f"{row.case}/family={family}/seed=3")
     inputs, options = case.inputs(), dict(case.call_options())
     extra = {"row_alignment": 4} if case.contract.startswith(("group_gemm_mx", "group_gemm_nv")) else {}
+    if row.alphas:
+        inputs["alpha"] = torch.tensor((0.5, 3.0, -0.75)).repeat(len(inputs["a"]))[: len(inputs["a"])]
     config = dataclasses.replace(row.config, backend=row.backend) if ALONE in row.without else row.config
     served = SERVED[case.contract]
     call = served.verb
@@ -231,8 +237,31 @@ def serve(row: Row, family: str = "randn") -> Served:
 
 def verdict(served: Served, out: Tensor, arch: str, numerics: str | None = None) -> Status:
     options = {name: value for name, value in served.options.items() if name != "out_dtype"}
-    made = oracle.judge(served.contract, served.inputs, out, arch=arch, numerics=numerics, explain="off", **options)
-    return made.status
+    for inputs, rows in by_alpha(served.inputs):
+        whole = out
+        if rows is not None:  # what the contract, which has one alpha, says of these rows
+            stored = {**options, **stored_as(served.contract, out)}
+            if numerics is None:
+                made = oracle.reference(served.contract, inputs, **stored)
+            else:
+                made = oracle.predict(served.contract, inputs, numerics=numerics, **stored)
+            assert isinstance(made, Tensor)
+            whole = made
+            whole[rows] = out[rows]
+        judged = oracle.judge(served.contract, inputs, whole, arch=arch, numerics=numerics, explain="off", **options)
+        if judged.status is not Status.PASSED:
+            return judged.status
+    return Status.PASSED
+
+
+def by_alpha(inputs: dict[str, Tensor]) -> Iterator[tuple[dict[str, Tensor], Tensor | None]]:
+    """The inputs with one alpha, and the rows ``[M]`` that have it; None for all."""
+    alpha = inputs.get("alpha")
+    if alpha is None or alpha.shape != inputs["a"].shape[:1] or len(alpha) == 1:
+        yield inputs, None
+        return
+    for factor in alpha.unique():
+        yield {**inputs, "alpha": factor.reshape(1)}, alpha == factor
 
 
 def cropped(out: Tensor, like: Tensor) -> Tensor:
@@ -342,6 +371,9 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
         elif name == "alpha" and value is not None:
             yield name, "twice", {name: value * value}
             yield name, "not at all", {name: torch.ones_like(value)}
+            if value.numel() > 1:
+                yield name, "of the row before", {name: value.roll(1)}
+                yield name, "of the first row", {name: value[:1]}
         elif name == "alphas" or name.startswith("swiglu") and value is not None:
             yield name, "twice", {name: value * 2}
             if name != "alphas":
@@ -431,12 +463,16 @@ def changes(served: Served, arch: str) -> Iterator[tuple[str, str, bool]]:
     or an element lies outside of what any order of sums may give."""
     options = {name: value for name, value in served.options.items() if name != "out_dtype"}
     options |= {"combine": "STORED"} if "topk_ids" in served.inputs else stored_as(served.contract, served.out)
-    bounds = oracle.interval(served.contract, served.inputs, arch=arch, **options)["out"]
-    due = ~(torch.isinf(bounds.low) & torch.isinf(bounds.high) & (bounds.low < bounds.high))  # what any value may hold
+    low = high = torch.zeros(served.out.shape, dtype=torch.float64)
+    for inputs, rows in by_alpha(served.inputs):
+        bounds = oracle.interval(served.contract, inputs, arch=arch, **options)["out"]
+        mine = True if rows is None else rows[:, None]
+        low, high = (torch.where(torch.as_tensor(mine), x, y) for x, y in ((bounds.low, low), (bounds.high, high)))
+    due = ~(torch.isinf(low) & torch.isinf(high) & (low < high))  # what any value may hold
 
     def admissible(out: Tensor) -> bool:
         out = out.to(served.out.dtype)  # as the layer stores what it is given in float32
-        return bool(((out >= bounds.low) & (out <= bounds.high))[due].all())
+        return bool(((out >= low) & (out <= high))[due].all())
 
     right = served.call.again()  # of more rows where the layer pads them
     assert admissible(cropped(right, served.out))

@@ -225,7 +225,7 @@ class Libraries:
         need({a_descale.dtype, b_descale.dtype} <= {torch.uint8, E4M3}, "scales")
         need(alpha is None or alpha.dtype is torch.float32, "alpha must be float32")
         need(alpha is None or alpha.numel() == 1 or alpha.numel() == a.shape[0], "alpha must be a scalar")
-        need(alpha is None or alpha.numel() == 1, "per-token alpha is the CuTe DSL's, which no plan asks for")
+        need(alpha is None or alpha.numel() == 1 or backend == "cute-dsl", "per-token alpha is the CuTe DSL's")
         need(out_dtype in HALVES, "unsupported output dtype")
         need(block_size == (16 if use_nvfp4 else 32), "block_size")
         need(not use_8x4_sf_layout, "only TRTLLM supports 8x4")
@@ -240,12 +240,16 @@ class Libraries:
         operands = {"a": dense("a", a), "b": dense("b", b.t()).t()}
         operands["a_descale"] = flat(dense("a_descale", a_descale), tiles(m, columns))
         operands["b_descale"] = flat(dense("b_descale", b_descale.t()), tiles(n, columns))
-        if alpha is not None:
-            operands["alpha"] = alpha.reshape(1)
         chain = "chain_nvf4" if use_nvfp4 else "chain_mxf4"
         options = {"block_size": block_size, "use_nvfp4": use_nvfp4}
         one = "cutlass" if backend == "cute-dsl" and not use_nvfp4 else backend  # its MXFP4 kernels never cut K
-        return self.multiply("mm_fp4", operands, dense("out", out), chain, one, **options)
+        dense("out", out)
+        for factor in (None,) if alpha is None else alpha.unique():  # the product of each, of which rows are taken
+            mine = operands if factor is None else {**operands, "alpha": factor.reshape(1)}
+            made = self.multiply("mm_fp4", mine, torch.empty_like(out), chain, one, **options)
+            rows = slice(None) if alpha is None else (alpha == factor).expand(m)
+            out[rows] = made[rows]
+        return out
 
     def bmm_mxfp8(
         self,
