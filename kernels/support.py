@@ -222,6 +222,13 @@ OTHER_WEIGHTS = (
     "{backend} weights lie in another order than those of cutlass_fused_moe, which this layer takes: {order}; no call "
     "moves a weight"
 )
+LACKING_OF_025: Mapping[str, str] = {
+    "skip_head_mid": "has this routine no more",
+    "mqa_logits": "has fp8_fp4_mqa_logits alone, which writes a row from its query's first key on and names no dtype",
+    "paged_mqa_logits": "has fp8_fp4_paged_mqa_logits alone, which on sm100 takes one token a row and an index of each "
+    "and names no dtype",
+}
+"""What sgl-deep-gemm 0.2.5 has in the place of a routine."""
 CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
 
 
@@ -446,9 +453,9 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               family=12, deep_gemm_source="sgl-deep-gemm"),
         _need("deep_gemm_release", ">=", (0, 33), "vLLM {value} vendors no kernels for sm120; install 0.33",
               family=12, deep_gemm_source="vllm"),
-        _need("deep_gemm_release", "<", (0, 2, 5),
-              "sgl-deep-gemm {value} has this routine no more; install 0.2.3.post2",
-              "skip_head_mid", "mqa_logits", "paged_mqa_logits", deep_gemm_source="sgl-deep-gemm"),
+        *(_need("deep_gemm_release", "<", (0, 2, 5), f"sgl-deep-gemm {{value}} {lacks}; install 0.2.3.post2", op,
+                deep_gemm_source="sgl-deep-gemm")
+          for op, lacks in LACKING_OF_025.items()),
         *(_need("scale_format", "in", ("ue8m0",), "on {arch} it reads UE8M0 scales only; quantise with use_ue8m0=True "
                 "and pass disable_ue8m0_cast=False", *GEMMS, "skip_head_mid", family=family)
           for family in UE8M0_FAMILIES),

@@ -229,6 +229,7 @@ def grouped_masked(
     """
     function, name = symbol("grouped_masked")
     m = a.shape[1]
+    a_scale = _of_real_rows(a_scale, masked_m)
     if m % MASKED_TILE and a.shape[0] > 1:
         lead = m + (-m % MASKED_TILE)
         a, a_scale = _pad_groups(a, lead), _pad_scales(a_scale, lead)
@@ -368,13 +369,13 @@ def mixed(p: Product, *, op: str) -> None:
     elif op == "mixed_masked":
         assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
         m = a.shape[0] // groups
-        codes, scale, lead = x.view(groups, m, -1), _matrix(left, groups, m), m
+        counts = (rows.table[1] - rows.table[0]).contiguous()
+        codes, scale, lead = x.view(groups, m, -1), _of_real_rows(_matrix(left, groups, m), counts), m
         if m % MASKED_TILE and groups > 1:
             lead = m + (-m % MASKED_TILE)
             codes = _pad_groups(codes.view(torch.uint8), lead).view(codes.dtype)
             scale = _pad_scales(scale, lead)
             target = torch.empty(groups, lead, n, dtype=out.dtype, device=out.device)
-        counts = (rows.table[1] - rows.table[0]).contiguous()
         y = target.view(groups, lead, n)
         function((codes, _packed_words(scale)), (w, of_weight), y, counts, lead, **recipes)
         target = y[:, :m].reshape(groups * m, n) if lead != m else target
@@ -405,6 +406,15 @@ def _packed_words(scale: Tensor) -> Tensor:
         return get_mn_major_tma_aligned_packed_ue8m0_tensor(scale)
     whole = torch.nn.functional.pad(scale, (0, -scale.shape[2] % 4)).contiguous()
     return column_major(whole.view(torch.int32), ALIGNMENT // 4)
+
+
+def _of_real_rows(scale: Tensor, counts: Tensor) -> Tensor:
+    """Float32 scales ``[G, M, C]`` that become exponents: those of rows past the counts are 1. They may hold anything,
+    which a packer that looks at values refuses (sgl-project/sglang 32386)."""
+    if scale.dtype is not torch.float32 or not packs_ue8m0():
+        return scale
+    rows = torch.arange(scale.shape[1], dtype=torch.int32, device=scale.device)
+    return torch.where((rows < counts[:, None])[..., None], scale, 1.0)
 
 
 def _pad_scales(scale: Tensor, lead: int) -> Tensor:

@@ -68,6 +68,16 @@ TUNED_AS = {"mm_mxfp8": "mxfp8_gemm", "mm_fp4": "fp4_gemm"}
 """What its tuner calls a routine."""
 ROWS_OF_GROUPWISE = 4
 """Rows of ``gemm_fp8_nt_groupwise`` come in multiples of so many."""
+NOTED: Mapping[tuple[str, str, int], tuple[str, ...]] = {
+    # (backend, operation, family): what whoever runs the engine has to know
+    ("flashinfer_cutlass", "nvfp4_product", 12): (
+        "allocates 34 MiB at every call: capture it in a pool of its own (flashinfer-ai/flashinfer 4549)",
+    ),
+    ("flashinfer_cutlass", "nvfp4_grouped", 12): (
+        "some of its tiles overflow shared memory and give garbage: judge it there before use "
+        "(flashinfer-ai/flashinfer 2723)",
+    ),
+}
 CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_product": "chain_mxf4"}
 """The schedule of one chain over K, by operation; its arch goes before it."""
 
@@ -115,7 +125,7 @@ def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
     why = UNTUNED.get((name, "mxfp8_product" if alone else p.op), {}).get(machine.sm)
     if why is not None:
         done += (f"excluded from tuning: {why}",)
-    return done
+    return done + NOTED.get((name, p.op, machine.sm // 10), ())
 
 
 def numerics(name: str, p: Problem, machine: Machine) -> str:

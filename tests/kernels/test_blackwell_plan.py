@@ -12,7 +12,7 @@ import torch
 import kernels
 from kernels.config import Config, use_config
 from kernels.errors import NoBackendError, OptionError
-from kernels.plan import ORDERS, TABLE, considered, decisions, explanation, order, plan, record_of, summary
+from kernels.plan import ORDERS, TABLE, backend_of, considered, decisions, explanation, order, plan, record_of, summary
 from kernels.records import ARCHES, PRODUCTS, Machine, Problem
 from kernels.support import BLACKWELL, MIXED, MX_OPERATIONS
 from oracle.tensorcore.instructions import ALIKE
@@ -89,6 +89,7 @@ def test_one_step_outside_is_refused(backend: str, arch: str, problem: Problem, 
 RELEASED = (
     # backend, machine, problem, the package, releases that serve and that do not
     ("flashinfer_cutlass", "sm120", NV4, "flashinfer", ("0.6.18.post1", "0.7.2.post1"), ("0.6.12", "0.8.0")),
+    ("flashinfer_cutlass", "sm100", LAYER, "flashinfer", ("0.6.18.post1", "0.7.2"), ("0.6.16.post4", "0.6.17")),
     ("flashinfer_cudnn", "sm100", MX8, "flashinfer", ("0.7.2",), ("0.6.18.post1",)),
     ("flashinfer_cudnn", "sm100", NV4, "cudnn", ("9.15.0",), ("9.14.0",)),
     ("flashinfer_cudnn", "sm120", MX4, "cudnn", ("9.14.0",), ("9.13.1",)),
@@ -110,6 +111,37 @@ def test_releases(
             why = considered(problem, machine, BARE)[backend]
             assert (why is None) is serves
             assert serves or plan(problem, machine, BARE).backend != backend
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+@pytest.mark.parametrize("release", ["0.6.16.post4", "0.6.17", "0.6.18.post1", "0.7.2.post1"])
+def test_layers_of_tensorrt_llm_are_refused_in_every_release(arch: str, release: str) -> None:
+    """Those of two releases give NaN; of all of them the weights lie in another order."""
+    machine = Machine.described(arch).with_package("flashinfer", version=release)
+    reason = str(considered(LAYER, machine, BARE)["flashinfer_trtllm"])
+    assert ("older than any that was read" if release < "0.6.18" else "another order") in reason
+
+
+def test_groups_of_k_go_to_no_library_of_blackwell() -> None:
+    """CUTLASS keeps what an accumulator held where a group has no K; DeepGEMM's product of such groups is Hopper's (the
+    twin), and torch's is multiplied by Triton, which stores zeros."""
+    problem = Problem("k_grouped", m=64, n=128, groups=2, out_dtype="float32")
+    assert considered(problem, Machine.described("sm90"), BARE)["deep_gemm"] is None
+    for sm in BLACKWELL:
+        reason = str(considered(problem, Machine.described(f"sm{sm}"), BARE)["deep_gemm"])
+        assert ("GB10" if sm == 121 else "sm90's") in reason
+    assert not [op for op in MX_OPERATIONS if "k_groups" in op]
+
+
+@pytest.mark.parametrize(("problem", "backend", "family", "number"), [
+    (NV4, "flashinfer_cutlass", ("sm120", "sm121"), "4549"), (ROWS4, "flashinfer_cutlass", ("sm120", "sm121"), "2723"),
+])  # fmt: skip  # a table, one row a line
+def test_what_is_noted(problem: Problem, backend: str, family: tuple[str, ...], number: str) -> None:
+    """A fault that no release heals and no value shows beforehand stands in the plan's steps; elsewhere not (the
+    twin)."""
+    for arch in ("sm100", "sm103", "sm120", "sm121"):
+        text = " ".join(backend_of(backend).steps(problem, Machine.described(arch)))
+        assert (number in text) is (arch in family)
 
 
 @pytest.mark.parametrize(("arch", "cuda", "serves"), [

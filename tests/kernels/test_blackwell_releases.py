@@ -201,6 +201,22 @@ def test_why_a_row_refuses(path: str, words: str) -> None:
     assert words in text and words + " never" not in text
 
 
+@pytest.mark.parametrize("pin", DEEP_GEMM)
+def test_why_a_release_of_deep_gemm_is_refused(pin: str) -> None:
+    """The newest has other logits, which begin at a query's first key, of no named dtype; an older one has ours (the
+    twin)."""
+    package, newest = installed(pin) / "deep_gemm", pin == DEEP_GEMM[0]
+    kernel = (package / "include/deep_gemm/impls/sm90_fp8_mqa_logits.cuh").read_text()
+    assert ("kv_offset + v_0_offset - seq_k_start[i]] =" in kernel and "kIsCompressedLogits" not in kernel) is newest
+    compiled = b"".join(path.read_bytes() for path in package.glob("_C*.so"))
+    assert (b"max_seqlen_k > 0" in compiled) is newest
+    assert (b"arch_major == 12 or is_varlen == (arch_major == 10)" in compiled) is newest
+    for name in (b"mqa_logits", b"paged_mqa_logits"):
+        assert (re.search(rb"\bfp8_" + name + rb"\(Tensor q", compiled) is None) is newest
+        (schema,) = set(re.findall(rb"\bfp8_fp4_" + name + rb"\(Tensor q[^\x00]*?\) -> Tensor", compiled))
+        assert (b"logits_dtype" not in schema) is newest
+
+
 def test_torch_counts_the_scales_of_mxfp4_by_half() -> None:
     """Its fake function refuses as many scales as two codes a byte have, which is why no plan takes its product; the
     scales of NVFP4 it counts rightly (the twin)."""
