@@ -12,6 +12,7 @@ import os
 import platform
 import shlex
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -211,7 +212,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     points = subjects.points(arguments.provider)
     # The host comes first: its processes must inherit nothing that was computed here.
     named_in, hangs = _folder(arguments.provider), arguments.hangs
-    with Host(points, limit=arguments.limit, threads=threads, folder=named_in, hangs=hangs) as host:
+    with (
+        tempfile.TemporaryDirectory() as told,
+        Host(points, limit=arguments.limit, threads=threads, folder=named_in, hangs=hangs, told=Path(told)) as host,
+    ):
         if threads is not None:
             torch.set_num_threads(threads)
         providers = host.providers()
@@ -234,6 +238,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             shard,
             arguments.limit,
             hangs,
+            told,
             each,
             arguments.explain,
             versions,
@@ -511,13 +516,16 @@ def _apart(
     shard: Shard | None,
     limit: float,
     hangs: int,
+    told: str,
     threads: int,
     explain: str,
     versions: Mapping[str, str] | None,
 ) -> Iterator[Callable[[int], Outcome]]:
     """Judges by number, in a process of its own, what :func:`_items` lists there as here."""
     points = subjects.points(named)
-    host_of_points = Host(points, limit=limit, threads=threads, folder=_folder(named), hangs=hangs)
+    beside = Path(told)
+    shared = beside if beside.is_dir() else None  # on another machine of a cluster there is no such folder
+    host_of_points = Host(points, limit=limit, threads=threads, folder=_folder(named), hangs=hangs, told=shared)
     with host_of_points as host, explaining(explain):
         providers = host.providers()
         mine = versions if versions is None else provenance.versions(providers)

@@ -45,13 +45,15 @@ CHAINS = (
 TOOL = (sys.executable, "-m", "oracle")
 CALL = 40
 """Seconds of one judged call: a routine that exceeds them once, compiling for longer, is given up and named."""
-SCRIPT, FINDINGS = 200, 230
+SCRIPT, FINDINGS = 165, 180
 """Seconds of one finding, and of all. FlashInfer compiles its FP8 block product for sm90 in 95 s on 16 cores (HARDWARE
 notes of an H200), for all findings that call it at once."""
 JUDGED = 300
 """The most seconds of what judges many routines or kernels: these stand last, and take what is left."""
 REST = "{rest}"
-"""Among a step's arguments: the seconds that it has left, less those in which it writes what it has."""
+"""Among a step's arguments: the seconds that it has left, less :data:`ENDING`."""
+ENDING = 30.0
+"""Seconds in which a step whose time is up ends its processes, each with a context of the GPU, and writes."""
 GRACE = 10.0
 """Seconds in which an interrupted step writes what it has, before it is killed."""
 PAUSE = 0.05
@@ -155,7 +157,7 @@ class Step:
 
     def asked(self, seconds: float) -> list[str]:
         """The arguments where so many seconds are left."""
-        rest = str(max(1, int(seconds - 2 * GRACE)))
+        rest = str(max(1, int(seconds - ENDING)))
         return [rest if word == REST else word for word in self.arguments]
 
 

@@ -129,7 +129,7 @@ def test_a_step_out_of_time_writes_what_it_has(tool: Path, monkeypatch: pytest.M
 def test_a_step_is_told_what_is_left(tool: Path) -> None:
     """The seconds of its own limit or of the budget, whichever ends first, less those in which it writes."""
     one = Step("right", (firstlight.REST, str(tool / "count")), 300.0, "what")
-    for budget, told in ((1000.0, "280"), (100.0, "79"), (5.0, "1")):
+    for budget, told in ((1000.0, "270"), (100.0, "69"), (5.0, "1")):
         (ran,) = firstlight.run([one], tool / f"out{told}", arch="sm90", seconds=budget)
         assert ran.said == f"answer | of {told}"
 

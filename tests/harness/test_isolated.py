@@ -104,6 +104,17 @@ class TestSubjects:
             assert said == ["hangs"] * hangs + ["not called"] * (len(CASES) - hangs)
             assert host.workers == hangs
 
+    def test_hosts_of_one_run_give_it_up_together(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """What hung in one process is not called in another one (the twin: in a run of its own it is)."""
+        provide(monkeypatch, "hanging")
+        case = cases.parse(CASES[0])
+        for folder, due in ((tmp_path, "hangs"), (tmp_path, "not called"), (tmp_path / "other", "hangs")):
+            folder.mkdir(exist_ok=True)
+            with Host(subjects.points(), limit=0.1, hangs=1, told=folder) as host:
+                (subject,) = host.providers()[0].subjects
+                with pytest.raises(Crash, match=due):
+                    subject.run(case.inputs(), case.call_options())
+
     @pytest.mark.parametrize(
         ("name", "said"),
         [
