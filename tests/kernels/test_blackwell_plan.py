@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +144,30 @@ def test_what_is_noted(problem: Problem, backend: str, family: tuple[str, ...], 
     for arch in ("sm100", "sm103", "sm120", "sm121"):
         text = " ".join(backend_of(backend).steps(problem, Machine.described(arch)))
         assert (number in text) is (arch in family)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "blackwell.md"
+SECTIONS = {"## What is checked without the hardware": 12, "## Faults that are known": 10}
+"""Tables of the page whose lines name tests, and how many lines they have."""
+
+
+def tests_of(section: str) -> list[list[str]]:
+    """The tests, or files of tests, that each line of a section's table names."""
+    text = PAGE.read_text().partition(section)[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    return [re.findall(r"`(test_\w+\.py(?:::\w+)?)`", line) for line in lines]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_line_of_the_page_names_a_test(section: str) -> None:
+    """Twelve checks that need no hardware, ten faults that are guarded, each by tests that are there."""
+    rows = tests_of(section)
+    assert len(rows) == SECTIONS[section] and all(rows)
+    for name in itertools.chain.from_iterable(rows):
+        file, _, test = name.partition("::")
+        text = (Path(__file__).parent / file).read_text()
+        assert f"def {test}(" in text or not test, name
+    assert not tests_of("## No such section")
 
 
 @pytest.mark.parametrize(("arch", "cuda", "serves"), [

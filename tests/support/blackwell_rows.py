@@ -101,7 +101,7 @@ INDEXERS = (
 RUNS = "group_gemm_fp8_nt_groupwise/e4m3xe4m3-bf16/1x128:128x128/m=148,n=256,k=640,g=3"
 OF_EXPERTS = (
     # of float32 scales: tiles that name their expert, and a matrix for each
-    "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=256,k=640,g=4",
+    "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=256,k=256,g=4",
     "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=256,k=640,g=3",
 )
 HEADS = "fp8_gemm_nt_skip_head_mid/e4m3xe4m3-bf16/1x128:128x128/m=33,n=384,k=256"
