@@ -1,6 +1,7 @@
 """Write every verdict of the suite into one folder, times apart: two versions that judge alike write the same bytes.
 
     python tests/support/verdicts.py OUT [--profile quick] [--legal 500] [--fixtures fixtures] [--only PART ...]
+                                      [--contracts NAME ...]
 
 Only the command line is used, so that the script runs on any version whose ``python -m oracle`` is found:
 
@@ -12,7 +13,8 @@ Only the command line is used, so that the script runs on any version whose ``py
     plan-ARCH.json what the layer takes there with every package, and of each other backend why not
     SHA256SUMS     of the above
 
-``--only`` writes some of these: faults, golden, plan, verify, mutate. A worktree of an earlier commit is compared by
+``--only`` writes some of these: faults, golden, plan, verify, mutate; ``--contracts`` writes verify-NAME.json of these
+routines and their captures, in the place of verify.json. A worktree of an earlier commit is compared by
 running this file there (``python /here/tests/support/verdicts.py``), and then ``diff`` of both SHA256SUMS.
 
 ``seconds``, ``started``, ``versions`` and ``machine`` are left out, everything else is kept.
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--profile", default="quick")
     parser.add_argument("--legal", default="500", help="random legal variants to judge")
     parser.add_argument("--fixtures", default="fixtures")
+    parser.add_argument("--contracts", nargs="+", default=(), metavar="NAME")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
     arguments = parser.parse_args()
     out: Path = arguments.out
@@ -96,11 +99,13 @@ def main() -> None:
             words = ("fixtures", "judge", str(exported), "--outputs", str(theirs), "--arch", arch)
             cli(*words, "--json", str(report), admitted=(0, 1, 2))  # 2: a routine has no model of this arch
             write(out / f"golden-{arch}{'-changed' if flip else ''}.json", report.read_text())
+    judged = ("verify", "--quiet", "--profile", arguments.profile)
+    named = {f"verify-{name}": (*judged, "--contract", name) for name in arguments.contracts} or {"verify": judged}
     for name, words in {
-        "verify": ("verify", "--quiet", "--profile", arguments.profile),
+        **named,
         "mutate": ("mutate", "--profile", arguments.profile, "--legal", arguments.legal),
     }.items():
-        if name not in arguments.only:
+        if name.partition("-")[0] not in arguments.only:
             continue
         report = out / "scratch" / f"{name}.json"
         cli(*words, "--json", str(report))
