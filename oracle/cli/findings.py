@@ -12,9 +12,9 @@ from oracle.cli import common
 from oracle.errors import counted
 from oracle.fixtures import files as fixtures
 from oracle.harness import finding_scripts, provenance
-from oracle.harness.finding_scripts import HEALED, LEFT, THERE
+from oracle.harness.finding_scripts import FOLDER, HEALED, LEFT, THERE
 
-FOLDER, RECORD = Path("tests/hardware/findings"), "findings.json"
+RECORD = "findings.json"
 STYLES = {THERE: "bold red", HEALED: "green", LEFT: "dim"}
 
 

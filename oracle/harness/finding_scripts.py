@@ -35,6 +35,8 @@ from oracle.harness import starting
 from oracle.harness.validation import arch_of
 from oracle.routines import cases
 
+FOLDER = Path("tests/hardware/findings")
+"""Of a checkout."""
 SECONDS = 300.0
 """Of one script: some libraries compile at first use."""
 THERE, HEALED, LEFT = "there", "healed", "did not run"

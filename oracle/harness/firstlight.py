@@ -29,7 +29,7 @@ from typing import Any
 
 from oracle.errors import FixtureError
 from oracle.fixtures import files as fixtures
-from oracle.harness import provenance, starting, subjects
+from oracle.harness import finding_scripts, provenance, starting, subjects
 from oracle.tensorcore.instructions import ALIKE, INSTRUCTIONS
 
 RECORD, PAGE = "firstlight.json", "firstlight.md"
@@ -45,6 +45,8 @@ CHAINS = (
 TOOL = (sys.executable, "-m", "oracle")
 CALL = 40
 """Seconds of one judged call: a routine that exceeds them once, compiling for longer, is given up and named."""
+ASKED = 170
+"""The most seconds of a step that stands beside the findings, whose compilations take its cores."""
 SCRIPT, FINDINGS = 165, 180
 """Seconds of one finding, and of all. FlashInfer compiles its FP8 block product for sm90 in 95 s on 16 cores (HARDWARE
 notes of an H200), for all findings that call it at once."""
@@ -182,32 +184,36 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
     if any(i.arch == ALIKE.get(arch, arch) and i.scale_block for i in INSTRUCTIONS.values()):
         for kind in SCALED:
             given: tuple[str, ...] = ("fingerprint", DOT_SCALED, "--block-scaled", kind, "--device", "cuda")
-            readings.append(Step(f"reading-{kind}", given, 60, f"which reading of the {kind} instruction holds", (0,)))
+            readings.append(
+                Step(f"reading-{kind}", given, ASKED, f"which reading of the {kind} instruction holds", (0,))
+            )
     for contract, target in CHAINS:
         bound = find(target, contract)
         assert bound is not None, f"{target} has no binding under {contract}"
         if find_spec(bound.package) is None:
             continue
         given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
-        readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
+        readings.append(Step(f"chain-{contract}", given, ASKED, f"how {target} accumulates as {contract}", (0,)))
     cores = max(4, os.cpu_count() or 4)
     tree, gallery = subjects.layer_of_the_tree(), str(folder / "gallery")
     layer = () if tree is None else ("--provider", tree)
     judged = ("verify", "--arch", arch, "--fixtures", "none", *layer)
     return (
-        Step("doctor", ("doctor",), 60, "what is installed and usable"),
-        Step("plan", ("plan", "--json", str(folder / "plan.json"), *layer), 60, "what the layer chooses here, and why"),
+        Step("doctor", ("doctor",), ASKED, "what is installed and usable"),
+        Step(
+            "plan", ("plan", "--json", str(folder / "plan.json"), *layer), ASKED, "what the layer chooses here, and why"
+        ),
         *readings,
         Step(
             "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
             (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
-            120,
+            ASKED,
             "outputs of the dense block product, for `fixtures adopt`",
             fresh=folder / "captures",
         ),
         Step(  # compiles beside the others what the steps behind it call
             "findings",
-            ("findings", "--jobs", str(cores), "--seconds", str(SCRIPT), "--out", str(folder)),
+            ("findings", "--jobs", str(cores), "--seconds", str(SCRIPT), "--out", str(folder), *_known_first(arch)),
             FINDINGS,
             "known faults of releases",
         ),
@@ -239,6 +245,14 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             "which installed kernels conform, with poisoned outputs",
         ),
     )
+
+
+def _known_first(arch: str) -> tuple[str, ...]:
+    """What has ``findings`` begin with those that are known of an arch; nothing where there are no scripts."""
+    every = sorted(path.stem for path in finding_scripts.FOLDER.glob("*.py"))
+    known = {fact.what.split()[-1] for fact in KNOWN.get(arch, ()) if fact.step == "findings"}
+    ordered = sorted(every, key=lambda name: name not in known)
+    return tuple(word for name in ordered for word in ("--only", name))
 
 
 def run(chosen: Sequence[Step], folder: Path, *, arch: str, seconds: float) -> Iterator[Ran]:
