@@ -832,7 +832,8 @@ def _codes(
             raise OptionError(f"recipe_{name}={recipe} with packed scales: they hold the exponents of one row, (1, ..)")
         checks.shape(scale_name, scale, (*x.shape[:-1], (columns + 3) // 4), "[.., rows, ceil(K / (4 gran_k))]")
         exponents = scale.clone(memory_format=torch.contiguous_format).view(torch.uint8)[..., :columns]
-        return x, Scales(exponents.reshape(-1).view(UE8M0), gran_k, LINEAR), width
+        dense = exponents.contiguous()  # one column of a word, flat, would be a view of every fourth byte
+        return x, Scales(dense.reshape(-1).view(UE8M0), gran_k, LINEAR), width
     due = (*x.shape[:-2], -(-rows // gran), columns)
     checks.shape(scale_name, scale, due, "[.., ceil(rows / gran), ceil(K / gran_k)]")
     each = scale if gran == 1 else scale.repeat_interleave(gran, dim=-2)[..., :rows, :]

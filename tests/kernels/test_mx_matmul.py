@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels import mx_products
 from kernels.errors import DtypeError, KernelError, OptionError, ShapeError
 from kernels.plan import plan
 from kernels.platform import Machine
@@ -125,6 +126,20 @@ class TestQuantisedAndMultiplied:
         other = byte.flip(2).flatten(1).view(torch.int32)
         kernels.fp8_fp4_gemm_nt((a, words[0]), (b, other), backward, recipe=(1, 1, gran))
         assert torch.equal(out, due) and not torch.equal(backward, due)
+
+    @pytest.mark.parametrize("blocks", [1, 2, 4, 5])
+    def test_exponents_of_words_lie_densely(self, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A kernel reads a row's scales as they lie, also where one of a word's four is used (an H100 gave NaN)."""
+        codes = torch.ones(M, 32 * blocks).to(torch.float8_e4m3fn)
+        words = torch.arange(M * -(-blocks // 4), dtype=torch.int32).view(M, -1) * 0x01010101
+        seen = []
+        monkeypatch.setattr(mx_products, "run_product", lambda *operands, **_: seen.append(operands))
+        out = torch.zeros(M, M)
+        kernels.fp8_fp4_gemm_nt((codes, words), (codes, words), out, recipe_a=(1, 32), recipe_b=(1, 32))
+        for scales in (seen[0][1], seen[0][3]):
+            assert scales.memory.is_contiguous() and scales.memory.numel() == M * blocks
+            due = words.view(torch.uint8).view(M, -1)[:, :blocks]
+            assert torch.equal(scales.memory.view(torch.uint8).view(M, blocks), due)
 
     def test_packed_exponents_of_groups_of_k(self) -> None:
         g, ks = torch.Generator().manual_seed(4), (160, 0, 32)
