@@ -150,7 +150,7 @@ def mm_fp4(
     a_descale, b_descale
         uint8 in tiles as for :func:`mm_mxfp8`: E4M3 scales of 16, or without ``use_nvfp4`` E8M0 scales of 32.
     alpha
-        One float32 value, None for 1.
+        One float32 value, or ``[M]``, one for each row; None for 1.
     block_size
         16 or 32, as ``use_nvfp4`` says.
     shuffled
@@ -167,7 +167,10 @@ def mm_fp4(
         checks.dtype(name, checks.rank(name, x, 2), torch.uint8)
     checks.column_major("b", b)
     checks.multiple("K", 2 * a.shape[1], width, "pad K with zeros")
-    checks.scalar("alpha", alpha)
+    if alpha is None or checks.tensor("alpha", alpha).numel() == 1:
+        checks.scalar("alpha", alpha)
+    else:
+        alpha = checks.operand("alpha", alpha, (a.shape[0],), "[1] or [M]", torch.float32).contiguous()
     tile = FLAT if use_8x4_sf_layout else HIGH
     left = _scales("a_descale", a_descale, dtype, a.shape[0], 2 * a.shape[1], width, tile)
     right = _scales("b_descale", b_descale, dtype, b.shape[1], 2 * b.shape[0], width, HIGH)
@@ -829,7 +832,8 @@ def _codes(
             raise OptionError(f"recipe_{name}={recipe} with packed scales: they hold the exponents of one row, (1, ..)")
         checks.shape(scale_name, scale, (*x.shape[:-1], (columns + 3) // 4), "[.., rows, ceil(K / (4 gran_k))]")
         exponents = scale.clone(memory_format=torch.contiguous_format).view(torch.uint8)[..., :columns]
-        return x, Scales(exponents.reshape(-1).view(UE8M0), gran_k, LINEAR), width
+        dense = exponents.contiguous()  # one column of a word, flat, would be a view of every fourth byte
+        return x, Scales(dense.reshape(-1).view(UE8M0), gran_k, LINEAR), width
     due = (*x.shape[:-2], -(-rows // gran), columns)
     checks.shape(scale_name, scale, due, "[.., ceil(rows / gran), ceil(K / gran_k)]")
     each = scale if gran == 1 else scale.repeat_interleave(gran, dim=-2)[..., :rows, :]
@@ -892,7 +896,7 @@ def run_product(
 ) -> None:
     """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; unassigned rows are not written.
 
-    ``alpha`` ``[1]`` or ``[G]`` and ``bias`` ``[N]`` float32 (``bias`` bf16 or f16 too).
+    ``alpha`` ``[1]``, ``[G]`` or, of one product, ``[R]``, and ``bias`` ``[N]`` float32 (``bias`` bf16 or f16 too).
 
     ``names`` of the operands and of their scales, for errors; ``form``: how rows meet weights, where a library has a
     product of that kind; ``row_alignment``: every group begins and ends at a multiple of it.
@@ -976,10 +980,16 @@ def _fields(p: Product, form: str) -> tuple[tuple[str, object], ...]:
         ("a_dtype", dtype_name(a.dtype)),
         ("b_dtype", dtype_name(b.dtype)),
         ("tiles", left.tile if left.tile == right.tile else left.tile if right.tile == HIGH else right.tile),
-        ("alpha", None if alpha is None else "group" if form in (GROUPED, TIGHT) else "one"),
+        ("alpha", None if alpha is None else _of_whom(alpha, form)),
         ("bias", None if bias is None else dtype_name(bias.dtype)),
         ("c", dtype_name(out.dtype) if accumulate else None),
     )
+
+
+def _of_whom(alpha: Tensor, form: str) -> str:
+    if form in (GROUPED, TIGHT):
+        return "group"
+    return "one" if alpha.numel() == 1 else "row"
 
 
 operators.register("mx_product", mx_product, operators.nothing, writes=("out",))

@@ -73,7 +73,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "torch_linear": ("torch",),
     "block_linear": ("cutlass", "sgl_kernel", "torch", "triton_gemm", "eager"),
     DENSE: ("deep_gemm", "triton_gemm", "eager"),
-    BLOCKS: ("deep_gemm", "cutlass", "flashinfer_cutlass", "triton_gemm", "eager"),
+    BLOCKS: ("deep_gemm", "cutlass", "flashinfer_cutlass", "flashinfer_trtllm", "triton_gemm", "eager"),
     "blockscale_sm90": ("flashinfer", "eager"),
     "few_rows": ("triton_linear", "eager"),
     "dynamic_blockscale": ("triton_linear", "flashinfer", "deep_gemm", "triton_gemm", "eager"),
@@ -106,15 +106,33 @@ TABLE: Mapping[str, tuple[str, ...]] = {
         "triton_mx",
         "eager",
     ),
-    "mxfp4_product": ("flashinfer_b12x", "flashinfer_cute_dsl", "flashinfer_cudnn", "triton_mx", "eager"),
+    "mxfp4_product": (
+        "flashinfer_b12x",
+        "flashinfer_cute_dsl",
+        "flashinfer_cudnn",
+        "deep_gemm",
+        "torch",
+        "triton_mx",
+        "eager",
+    ),
     "mxfp8_batched": ("flashinfer_cutlass", "flashinfer_cudnn", "triton_mx", "eager"),
     "mxfp8_mxfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
-    "nvfp4_grouped": ("flashinfer_cutlass", "triton_mx", "eager"),
+    "nvfp4_grouped": ("flashinfer_cutlass", "flashinfer_cudnn", "triton_mx", "eager"),
     "mxfp8_tight": ("torch", "triton_mx", "eager"),
     "nvfp4_tight": ("cutlass", "torch", "triton_mx", "eager"),
     "mxfp4_tight": ("cutlass", "triton_mx", "eager"),
     **{op: ("deep_gemm", "triton_mx", "eager") for op in MIXED},
-    **{op: ("flashinfer_cutlass", "triton_mx", "eager") for op in MX_LAYERS},
+    **{
+        op: (
+            "flashinfer_cutlass",
+            "flashinfer_trtllm",
+            "flashinfer_cute_dsl",
+            "flashinfer_b12x",
+            "triton_mx",
+            "eager",
+        )
+        for op in MX_LAYERS
+    },
     "moe_trtllm": ("flashinfer", "eager"),
     "moe_cutlass": ("flashinfer", "eager"),
     "mqa_logits": ("deep_gemm", "eager"),
@@ -125,7 +143,13 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "attention_latent": ("flashmla", "eager"),
 }
 ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
-    # (operation, arch): another order of the same backends
+    # (operation, arch): another order of the same backends, or with those of the arch
+    **{
+        (op, f"sm{sm}"): ("deep_gemm", "flashinfer_cutlass", "triton_gemm", "eager")
+        for op in ("grouped_contiguous", "grouped_masked")
+        for sm in BLACKWELL
+    },
+    ("grouped_scaled", "sm100"): ("cutlass", "torch", "eager"),
     **{  # where CUTLASS has no batched product, and multiplies the matrices one by one
         ("mxfp8_batched", arch): ("flashinfer_cudnn", "flashinfer_cutlass", "triton_mx", "eager")
         for arch in ("sm100", "sm103")
@@ -159,6 +183,7 @@ MODULES: Mapping[str, str] = {
     "flashinfer_b12x": "flashinfer_mx",
     "flashinfer_cudnn": "flashinfer_mx",
     "flashinfer_cute_dsl": "flashinfer_mx",
+    "flashinfer_trtllm": "flashinfer_mx",
     "vllm_fa3": "vllm_attention",
     "flashmla": "vllm_attention",
     "eager": "eager",
@@ -254,7 +279,7 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "ue8m0": (False, True),
     "scale_format": (None, "ue8m0", "float32"),
     "tiles": (None, "128x4", "8x4", "linear"),
-    "alpha": (None, "one", "group"),
+    "alpha": (None, "one", "row", "group"),
     "recipe": (None, "usual", "other"),
 }
 """Admitted values of those fields of a problem that are neither extents nor dtypes."""
@@ -272,6 +297,11 @@ def backend_of(name: str) -> Backend:
 def order(op: str, machine: Machine) -> tuple[str, ...]:
     """The backends of an operation in the order in which a machine asks them."""
     return ORDERS.get((op, machine.arch), TABLE[op])
+
+
+def listed(op: str) -> frozenset[str]:
+    """The backends of an operation on some machine; none of what is no operation."""
+    return frozenset(TABLE.get(op, ())).union(*(names for (of, _), names in ORDERS.items() if of == op))
 
 
 def plan(problem: Problem, machine: Machine | None = None, config: Config | None = None) -> Plan:
@@ -325,9 +355,9 @@ def forced_backends(text: str) -> dict[str, str]:
         op, name = part.split("=", 1) if "=" in part else ("", part)
         if name not in MODULES:
             raise ConfigError(f"unknown backend {name!r} in {text!r}; known: {', '.join(MODULES)}")
-        if op and name not in TABLE.get(op, ()):
+        if op and name not in listed(op):
             raise ConfigError(f"{part!r} in {text!r}: {name} is not listed for {op!r}; `plan` shows the operations")
-        forced |= {row: name for row in TABLE if row == op or (not op and name in TABLE[row])}
+        forced |= {row: name for row in TABLE if row == op or (not op and name in listed(row))}
     return forced
 
 

@@ -21,7 +21,7 @@ from .adapters import Inputs, Options, Outputs, Runner, by_row
 from .config import current_config
 from .decisions import DECISIONS, RECORDS
 from .errors import DtypeError, LayoutError, OptionError
-from .plan import TABLE, backend_of
+from .plan import TABLE, backend_of, order
 from .records import Problem
 from .support import BLACKWELL
 from .verbs import SERVED, Served, serve
@@ -129,7 +129,7 @@ def subjects() -> list[Subject]:
             here = runner.native if device != "cpu" and machine.sm in BLACKWELL else ()
             listed: dict[str, list[str]] = {}
             for op in here or (runner.operation,):
-                for backend in TABLE[op]:
+                for backend in order(op, machine) if device != "cpu" else TABLE[op]:
                     listed.setdefault(backend, []).append(op)
             for backend, ops in listed.items():
                 problems = [_typical(op, contract, device) for op in ops]

@@ -98,6 +98,9 @@ BLOCKS = "fp8_block_product"
 RUNS = "fp8_block_runs"
 """The product of rows in runs, one after another, with scales of blocks: where no library takes runs as they lie, they
 are copied to aligned places."""
+ALIGNED = ("grouped_contiguous", "grouped_masked")
+"""Products of the rows of each expert with scales of blocks: tiles that name their expert; matrices whose first rows
+are real."""
 GEMMS = (DENSE, BLOCKS, RUNS, "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
 
@@ -213,6 +216,21 @@ OWN_FORMULA = (
     "it quantises by its own formula, whose codes at ties may be neighbours; FP8_KERNELS_LIBRARY_QUANTISERS=1 allows it"
 )
 BY_FOUR = "the rows of an expert begin at multiples of {value}; it takes those of 4: pad them and pass row_alignment=4"
+ONE_ALPHA = (
+    "its grouped product has one alpha, and reads the scales of all rows as one matrix in tiles, where an expert's "
+    "begin inside a tile; here each expert has a factor and tiles of its own"
+)
+OTHER_WEIGHTS = (
+    "{backend} weights lie in another order than those of cutlass_fused_moe, which this layer takes: {order}; no call "
+    "moves a weight"
+)
+LACKING_OF_025: Mapping[str, str] = {
+    "skip_head_mid": "has this routine no more",
+    "mqa_logits": "has fp8_fp4_mqa_logits alone, which writes a row from its query's first key on and names no dtype",
+    "paged_mqa_logits": "has fp8_fp4_paged_mqa_logits alone, which on sm100 takes one token a row and an index of each "
+    "and names no dtype",
+}
+"""What sgl-deep-gemm 0.2.5 has in the place of a routine."""
 CUTS_K = "for few rows it cuts K, so that a sum depends on M; FP8_KERNELS_SPLIT_K=1 allows it"
 
 
@@ -221,10 +239,11 @@ def _e4m3(*ops: str) -> tuple[Need, ...]:
     return tuple(_need(field, "in", ("float8_e4m3fn",), "{field}={value}; it takes E4M3", *ops) for field in codes)
 
 
-def _flashinfer(*sms: int, loops: bool = False) -> tuple[Need, ...]:
+def _flashinfer(*sms: int, loops: bool = False, alphas: tuple[str, ...] = ("one",)) -> tuple[Need, ...]:
     """What every block-scaled product of FlashInfer needs; ``sms``: the capabilities that the backend claims.
 
-    ``loops``: whether it multiplies the matrices of a batch one by one where no batched product takes them.
+    ``loops``: whether it multiplies the matrices of a batch one by one where no batched product takes them. ``alphas``:
+    what may have an alpha of its own.
     """
     names = ", ".join(f"sm{sm}" for sm in sms)
     return (
@@ -245,7 +264,7 @@ def _flashinfer(*sms: int, loops: bool = False) -> tuple[Need, ...]:
           for extent in ("n", "k")),
         *_e4m3("mxfp8_product"),
         _need("alpha", "none", None, "it has no alpha", "mxfp8_product", "mxfp8_batched", "mxfp8_mxfp4_grouped"),
-        _need("alpha", "in", ("one",), "alpha for each {value}; it has one", "nvfp4_product", "mxfp4_product"),
+        _need("alpha", "in", alphas, "alpha for each {value}; it has one", "nvfp4_product", "mxfp4_product"),
         *(_need(extent, "multiple of", TILE_ROWS,
                 "{FIELD}={value} is no multiple of 128: it reads the scales of every matrix in tiles of their own "
                 "(flashinfer-ai/flashinfer 3604); multiply the matrices one by one", "mxfp8_batched", several=True)
@@ -383,7 +402,9 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               "torch_linear", on="gpu", out_dtype="float32"),
         _need("other_bias", "none", None, OWN_BIAS, "torch_linear", on="gpu"),
         *(need._replace(ops=("block_linear", "grouped_scaled")) for need in NVIDIA),
-        _need("family", "in", (9,), "the kernel is Hopper's; this is {arch}", "block_linear", "grouped_scaled"),
+        _need("family", "in", (9,), "the kernel is Hopper's; this is {arch}", "block_linear"),
+        _need("sm", "in", (90, 100), "its grouped product has kernels for sm90 and sm100, and is reported to trap on "
+              "sm103 (pytorch/pytorch 187095); this is {arch}", "grouped_scaled"),
         _need("torch", ">=", (2, 10), "torch.nn.functional.scaled_mm needs torch 2.10", "block_linear"),
         _need("cuda", ">=", ROWWISE_CUBLAS, "block-scaled cuBLASLt needs CUDA 12.9", "block_linear"),
         _need("bias", "none", None, "block scales take no bias here", "block_linear"),
@@ -417,6 +438,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("batch_invariant", "in", (False,), ORDER.format(backend="MSLK"), *TIGHT_MX),
         *_multiples(*TIGHT_MX, k=32, n=16),
         _need("alpha", "none", None, "it has no alpha for each expert", *TIGHT_MX),
+        _need("op", "none", None, "its MXFP4 product (MSLK's) drops the bias and the output dtype, and torch's fake "
+              "function counts the scales of packed codes by half", "mxfp4_product"),
     ),
     "deep_gemm": (
         *NVIDIA,
@@ -432,15 +455,21 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
               family=12, deep_gemm_source="sgl-deep-gemm"),
         _need("deep_gemm_release", ">=", (0, 33), "vLLM {value} vendors no kernels for sm120; install 0.33",
               family=12, deep_gemm_source="vllm"),
-        _need("deep_gemm_release", "<", (0, 2, 5),
-              "sgl-deep-gemm {value} has this routine no more; install 0.2.3.post2",
-              "skip_head_mid", "mqa_logits", "paged_mqa_logits", deep_gemm_source="sgl-deep-gemm"),
+        *(_need("deep_gemm_release", "<", (0, 2, 5), f"sgl-deep-gemm {{value}} {lacks}; install 0.2.3.post2", op,
+                deep_gemm_source="sgl-deep-gemm")
+          for op, lacks in LACKING_OF_025.items()),
         *(_need("scale_format", "in", ("ue8m0",), "on {arch} it reads UE8M0 scales only; quantise with use_ue8m0=True "
                 "and pass disable_ue8m0_cast=False", *GEMMS, "skip_head_mid", family=family)
           for family in UE8M0_FAMILIES),
         _need("sm", "in", (90, 100, 103), "it has no such product for {arch}", "skip_head_mid"),
-        _need("sm", "in", (100, 103, 120), "FP4 and scales of 32 are Blackwell's; this is {arch}", *MIXED),
-        *_multiples(*MIXED, k=BLOCK, n=64),
+        _need("sm", "in", (100, 103, 120), "FP4 and scales of 32 are Blackwell's; this is {arch}", *MIXED,
+              "mxfp4_product"),
+        *_multiples(*MIXED, "mxfp4_product", k=BLOCK, n=64),
+        _need("tiles", "in", ("128x4",), TILED, "mxfp4_product"),
+        *(_need(field, "none", None, f"it has no {field}", "mxfp4_product") for field in ("alpha", "bias", "c")),
+        _need("out_dtype", "in", ("bfloat16",), "", "mxfp4_product"),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="its product of two operands of four bits"),
+              "mxfp4_product"),
         _need("out_dtype", "in", ("bfloat16", "float32"), "", *MIXED),
         _need("bias", "none", None, "it adds no bias", *MIXED),
         *(_need(width, "in", (32,), "two operands of four bits with one scale for {value} codes; its kernel of kind "
@@ -527,12 +556,23 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("batch_invariant", "in", (False,), ORDER.format(backend="the fused layer"), *MX_LAYERS),
         _need("row_alignment", "multiple of", 4, BY_FOUR, *GROUPED_MX),
         _need("row_alignment", "multiple of", 4, BY_FOUR, RUNS, family=10),
-        *_multiples(RUNS, k=BLOCK, n=BLOCK),
-        _need("out_dtype", "in", ("bfloat16",), "", RUNS, family=12),
-        _need("batch_invariant", "in", (False,), ORDER.format(backend="its grouped product"), RUNS),
+        *_multiples(RUNS, *ALIGNED, k=BLOCK, n=BLOCK),
+        _need("out_dtype", "in", ("bfloat16",), "", RUNS, *ALIGNED, family=12),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="its grouped product"), RUNS, *ALIGNED),
+    ),
+    "flashinfer_trtllm": (
+        *_flashinfer(100, 103),
+        _need("op", "none", None, OTHER_WEIGHTS.format(backend="TensorRT-LLM's", order="shuffle_matrix_a"), *MX_LAYERS),
+        *_multiples(BLOCKS, k=BLOCK, n=BLOCK),
+        _need("k", ">=", 256, "K={value}; its kernels take 256 and more", BLOCKS),
+        _need("out_dtype", "in", ("bfloat16",), "out_dtype={value}: it is told to write bf16 whatever is asked for",
+              BLOCKS),
+        _need("batch_invariant", "in", (False,), ORDER.format(backend="TensorRT-LLM's kernel"), BLOCKS),
     ),
     "flashinfer_b12x": (
         *_flashinfer(120, 121),
+        _need("op", "none", None, "its layer adds the outputs of a token's experts in bf16 by atomics: another sum "
+              "from run to run, rounded for each expert", *MX_LAYERS),
         _need("cuda", ">=", (13, 0), "needs CUDA 13; this is {cuda_text}", "mxfp8_product", "mxfp4_product"),
         _need("cuda", ">=", (12, 9), "needs CUDA 12.9; this is {cuda_text}", "nvfp4_product"),
         _need("cutlass_dsl", "none"),
@@ -548,6 +588,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("flashinfer_release", ">=", (0, 7), "release {value} replaces scratch memory that captured graphs hold "
               "(flashinfer-ai/flashinfer 4398); install 0.7"),
         _need("cudnn", "none"),
+        _need("op", "none", None, ONE_ALPHA, "nvfp4_grouped"),
         _need("cudnn_release", ">=", (9, 15), "its NVFP4 product is taken from cuDNN 9.15 on; this is {value}",
               "nvfp4_product"),
         _need("cuda", ">=", (13, 0), "its NVFP4 product is taken from CUDA 13 on; this is {cuda_text}",
@@ -559,7 +600,9 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         *_multiples("nvfp4_product", "mxfp4_product", k=32, n=16),
     ),
     "flashinfer_cute_dsl": (
-        *_flashinfer(100, 103),
+        *_flashinfer(100, 103, alphas=("one", "row")),
+        _need("op", "none", None, OTHER_WEIGHTS.format(backend="CuTe DSL's", order="up and gate by turns of 64 rows"),
+              *MX_LAYERS),
         _need("cutlass_dsl", "none"),
         _need("cutlass_dsl_release", ">=", (4, 5, 1), DSL),
         *_multiples("nvfp4_product", "mxfp4_product", n=8, k=32),

@@ -262,7 +262,8 @@ def mx_kernel(
     ``MODE`` 0: one product. 1: ``table [m]`` is the group of every row, one group a tile, -1 for rows that are left
     alone. 2: ``table [4, groups]``: first row, end, and rows of the scales of ``a`` and of the weight. 3: ``table [3,
     groups]``: first k, end, and first column of scales of a group, whose ``[m, n]`` follow one another. ``A``, ``B``:
-    formats of :func:`_values`; ``ALPHA`` 0: none, 1: one, 2: one for each group. ``ADD``: to what is in ``out``.
+    formats of :func:`_values`; ``ALPHA`` 0: none, 1: one, 2: one for each group, 3: one for each row. ``ADD``: to
+    what is in ``out``.
     """
     pid = tl.program_id(0)
     tiles_n = tl.cdiv(n, BN)
@@ -295,6 +296,8 @@ def mx_kernel(
         total = tl.load(alpha) * total
     if ALPHA == 2:
         total = tl.load(alpha + tl.maximum(group, 0)) * total
+    if ALPHA == 3:
+        total = tl.load(alpha + x_row)[None, :] * total
     if BIAS:
         total = total + tl.load(bias + w_row).to(tl.float32)[:, None]
     keep = (row < end) & (group >= 0)

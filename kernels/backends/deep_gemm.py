@@ -28,6 +28,7 @@ from ..layout import get_mn_major_tma_aligned_packed_ue8m0_tensor, transform_sf_
 from ..platform import packs_ue8m0
 from ..records import Machine, Problem
 from ..support import BLACKWELL, BLOCK, BLOCKS, DENSE, GEMMS, MIXED, RUNS
+from ..tiles import from_blocked
 from ._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from .declaration import Backend, Gemm, Product, Scales
 
@@ -78,13 +79,15 @@ def routine(p: Problem) -> str:
         "gemm_1d1d": DENSE,
         BLOCKS: DENSE,
         RUNS: "grouped_contiguous",
+        "mxfp4_product": "mixed_product",
     }.get(p.op, p.op)
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
-    if p.op in MIXED:
-        return ("scales to packed UE8M0 int32, MN-major, TMA-aligned", "codes of four bits as int8")
+    if p.op in (*MIXED, "mxfp4_product"):
+        packed = ("scales to packed UE8M0 int32, MN-major, TMA-aligned", "codes of four bits as int8")
+        return packed if p.op in MIXED else ("scales out of their tiles", *packed)
     if p.op not in GEMMS:
         return ("clean the logits outside the window",) if p.op.endswith("logits") else ()
     scale = (
@@ -104,7 +107,7 @@ def numerics(p: Problem, machine: Machine) -> str:
     if p.op in ("mqa_logits", "paged_mqa_logits") and machine.sm in BLACKWELL:
         known = machine.sm // 10 == 10
         return "sm100.mqa_logits" if known else "bounds only: the order of its sums over heads is not stated"
-    if p.op not in (*GEMMS, *MIXED, "skip_head_mid") or not packs_ue8m0(machine):
+    if p.op not in (*GEMMS, *MIXED, "mxfp4_product", "skip_head_mid") or not packs_ue8m0(machine):
         return ""
     if p.a_dtype == p.b_dtype == "uint8" and machine.sm // 10 == 10:
         return "bounds only: two operands of four bits meet in kind mxf8f6f4 or mxf4, by release"
@@ -226,6 +229,7 @@ def grouped_masked(
     """
     function, name = symbol("grouped_masked")
     m = a.shape[1]
+    a_scale = _of_real_rows(a_scale, masked_m)
     if m % MASKED_TILE and a.shape[0] > 1:
         lead = m + (-m % MASKED_TILE)
         a, a_scale = _pad_groups(a, lead), _pad_scales(a_scale, lead)
@@ -332,6 +336,17 @@ def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) 
         out.copy_(target)
 
 
+def mxfp4_product(p: Product) -> None:
+    """``fp8_fp4_gemm_nt`` of two operands of four bits with scales of 32 in tiles, which are taken out of them.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    columns = 2 * p.a.shape[1] // p.left.width
+    sides = (p.left, p.a.shape[0]), (p.right, p.b.shape[1])
+    left, right = (side._replace(memory=from_blocked(side.memory, rows, columns)) for side, rows in sides)
+    mixed(p._replace(left=left, right=right), op="mixed_product")
+
+
 @on_its_device
 def mixed(p: Product, *, op: str) -> None:
     """``fp8_fp4_gemm_nt`` and its grouped forms. Where a matrix of a masked product has no multiple of 128 rows, it is
@@ -354,13 +369,13 @@ def mixed(p: Product, *, op: str) -> None:
     elif op == "mixed_masked":
         assert rows is not None and rows.table is not None, "the operation is that of a table of rows"
         m = a.shape[0] // groups
-        codes, scale, lead = x.view(groups, m, -1), _matrix(left, groups, m), m
+        counts = (rows.table[1] - rows.table[0]).contiguous()
+        codes, scale, lead = x.view(groups, m, -1), _of_real_rows(_matrix(left, groups, m), counts), m
         if m % MASKED_TILE and groups > 1:
             lead = m + (-m % MASKED_TILE)
             codes = _pad_groups(codes.view(torch.uint8), lead).view(codes.dtype)
             scale = _pad_scales(scale, lead)
             target = torch.empty(groups, lead, n, dtype=out.dtype, device=out.device)
-        counts = (rows.table[1] - rows.table[0]).contiguous()
         y = target.view(groups, lead, n)
         function((codes, _packed_words(scale)), (w, of_weight), y, counts, lead, **recipes)
         target = y[:, :m].reshape(groups * m, n) if lead != m else target
@@ -391,6 +406,15 @@ def _packed_words(scale: Tensor) -> Tensor:
         return get_mn_major_tma_aligned_packed_ue8m0_tensor(scale)
     whole = torch.nn.functional.pad(scale, (0, -scale.shape[2] % 4)).contiguous()
     return column_major(whole.view(torch.int32), ALIGNMENT // 4)
+
+
+def _of_real_rows(scale: Tensor, counts: Tensor) -> Tensor:
+    """Float32 scales ``[G, M, C]`` that become exponents: those of rows past the counts are 1. They may hold anything,
+    which a packer that looks at values refuses (sgl-project/sglang 32386)."""
+    if scale.dtype is not torch.float32 or not packs_ue8m0():
+        return scale
+    rows = torch.arange(scale.shape[1], dtype=torch.int32, device=scale.device)
+    return torch.where((rows < counts[:, None])[..., None], scale, 1.0)
 
 
 def _pad_scales(scale: Tensor, lead: int) -> Tensor:
@@ -549,6 +573,7 @@ BACKEND = Backend(
     mqa_logits=mqa_logits,
     paged_mqa_logits=paged_mqa_logits,
     paged_metadata=paged_metadata,
+    mxfp4_product=mxfp4_product,
     mixed_product=functools.partial(mixed, op="mixed_product"),
     mixed_contiguous=functools.partial(mixed, op="mixed_contiguous"),
     mixed_masked=functools.partial(mixed, op="mixed_masked"),

@@ -548,7 +548,8 @@ def mx_product(p: Product) -> None:
         w = _dequantised(b[group], right, weight + torch.arange(n, device=b.device))
         y = x @ w.t()
         if alpha is not None:
-            y = y * alpha.reshape(-1)[group if alpha.numel() > 1 else 0]
+            of_rows = alpha.numel() > 1 and (rows is None or rows.table is rows.expert is None)
+            y = y * (alpha[:, None] if of_rows else alpha.reshape(-1)[group if alpha.numel() > 1 else 0])
         y = y if bias is None else y + bias.to(torch.float32)
         out[selected] = (out[selected].to(torch.float32) + y if accumulate else y).to(out.dtype)
 

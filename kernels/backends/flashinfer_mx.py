@@ -12,7 +12,7 @@ sums is not documented. An operand is passed as the verbs have it; nothing is co
 A tactic is chosen by M where the caller tuned the library. Where a tuned tactic may have other bits (it cuts K, or its
 instruction is another), the call is excluded from tuning (``skip_ops``) unless ``FP8_KERNELS_SPLIT_K`` allows it.
 
-Not covered: TensorRT-LLM's kernels, whose weights are stored in another order; scales in 8x4 tiles, whose padding rows
+Not covered: TensorRT-LLM's kernels whose weights are stored in another order; scales in 8x4 tiles, whose padding rows
 reach real ones in some releases (flashinfer-ai/flashinfer 2861). Has not run on hardware here.
 
 NaN and infinity are as of the verbs.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch import Tensor
 from ..config import current_config
 from ..platform import current_machine
 from ..records import Machine, Problem
-from ..support import BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, MX_LAYERS, OTHER_BITS, RUNS, TILE_ROWS, UNTUNED
+from ..support import ALIGNED, BLOCK, BLOCKS, FEW_ROWS, GROUPED_MX, MX_LAYERS, OTHER_BITS, RUNS, TILE_ROWS, UNTUNED
 from ..tiles import from_blocked, to_blocked
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, dense, on_its_device
@@ -43,6 +44,7 @@ NAMES = {
     "flashinfer_b12x": "b12x",
     "flashinfer_cudnn": "cudnn",
     "flashinfer_cute_dsl": "cute-dsl",
+    "flashinfer_trtllm": "trtllm",
 }
 """What the library calls each backend."""
 ROUTINES = {
@@ -54,10 +56,11 @@ ROUTINES = {
     "nvfp4_grouped": "group_gemm_nvfp4_nt_groupwise",
     BLOCKS: "gemm_fp8_nt_groupwise",
     RUNS: "group_gemm_fp8_nt_groupwise",
+    **dict.fromkeys(ALIGNED, "group_gemm_fp8_nt_groupwise"),
     **dict.fromkeys(MX_LAYERS, "cutlass_fused_moe"),
 }
 """The library's routine of each operation."""
-OF_TWELVE = {RUNS: "moe_gemm_fp8_nt_groupwise"}
+OF_TWELVE = dict.fromkeys((RUNS, *ALIGNED), "moe_gemm_fp8_nt_groupwise")
 """The routine on sm120 and sm121, where it is another one."""
 HOMES = {"cutlass_fused_moe": "fused_moe", "moe_gemm_fp8_nt_groupwise": "grouped_mm"}
 """The module of a routine that is not in ``flashinfer.gemm``."""
@@ -65,6 +68,16 @@ TUNED_AS = {"mm_mxfp8": "mxfp8_gemm", "mm_fp4": "fp4_gemm"}
 """What its tuner calls a routine."""
 ROWS_OF_GROUPWISE = 4
 """Rows of ``gemm_fp8_nt_groupwise`` come in multiples of so many."""
+NOTED: Mapping[tuple[str, str, int], tuple[str, ...]] = {
+    # (backend, operation, family): what whoever runs the engine has to know
+    ("flashinfer_cutlass", "nvfp4_product", 12): (
+        "allocates 34 MiB at every call: capture it in a pool of its own (flashinfer-ai/flashinfer 4549)",
+    ),
+    ("flashinfer_cutlass", "nvfp4_grouped", 12): (
+        "some of its tiles overflow shared memory and give garbage: judge it there before use "
+        "(flashinfer-ai/flashinfer 2723)",
+    ),
+}
 CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_product": "chain_mxf4"}
 """The schedule of one chain over K, by operation; its arch goes before it."""
 
@@ -72,7 +85,7 @@ CHAINS = {"mxfp8_product": "chain_ue8m0", "nvfp4_product": "chain_nvf4", "mxfp4_
 def kernel(name: str, p: Problem, machine: Machine) -> str:
     """The library's routine, with its backend where it has several."""
     routine = routine_of("mxfp8_product" if one_by_one(name, p, machine) else p.op, machine)
-    return routine if p.op in (*GROUPED_MX, *MX_LAYERS, RUNS) else f'{routine}(backend="{NAMES[name]}")'
+    return routine if p.op in (*GROUPED_MX, *MX_LAYERS, *ALIGNED, RUNS) else f'{routine}(backend="{NAMES[name]}")'
 
 
 def routine_of(op: str, machine: Machine) -> str:
@@ -96,6 +109,11 @@ def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
         return words if p.op == "moe_nvfp4" else (*words, "the input quantised to MXFP8")
     if p.op == BLOCKS:
         return ("M to a multiple of 4 with zeros, cropped afterwards", "scales [K/128, M] and [K/128, N/128], dense")
+    if p.op in ALIGNED:
+        tiles = ("the rows of each expert to a multiple of 4 with zeros, cropped afterwards",)
+        if p.op == "grouped_contiguous":
+            tiles = (f"tiles of {TILE_ROWS} rows in the order of their experts, and back",)
+        return (*tiles, *steps(name, replace(p, op=RUNS), machine))
     if p.op == RUNS:
         apart = "[K/128, M + 3 G], the columns of each expert at multiples of 4"
         return (f"scales {apart if machine.sm // 10 == 12 else '[K/128, M]'} and [G, K/128, N/128], dense",)
@@ -107,7 +125,7 @@ def steps(name: str, p: Problem, machine: Machine) -> tuple[str, ...]:
     why = UNTUNED.get((name, "mxfp8_product" if alone else p.op), {}).get(machine.sm)
     if why is not None:
         done += (f"excluded from tuning: {why}",)
-    return done
+    return done + NOTED.get((name, p.op, machine.sm // 10), ())
 
 
 def numerics(name: str, p: Problem, machine: Machine) -> str:
@@ -262,6 +280,26 @@ def block_product(
 
 
 @on_its_device
+def block_product_by_trtllm(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """``gemm_fp8_nt_groupwise`` of TensorRT-LLM, which takes every output for bf16: the scales of the input lie column
+    by column, those of the weight row by row.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    m = a.shape[0]
+    lead = m + (-m % ROWS_OF_GROUPWISE)
+    scale = a_scale.new_ones(a_scale.shape[1], lead)  # of rows that are zeros
+    scale[:, :m] = a_scale.t()
+    x = dense(a) if lead == m else torch.cat([dense(a), a.new_zeros(lead - m, a.shape[1])])
+    target = torch.empty(lead, b.shape[0], dtype=out.dtype, device=out.device)
+    operands = {"a": x, "b": dense(b), "a_scale": scale.t(), "b_scale": dense(b_scale), "out": target}
+    _run("flashinfer_trtllm", BLOCKS, {**operands, "backend": "trtllm"})
+    out.copy_(target[:m])
+
+
+@on_its_device
 def block_runs(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indptr: Tensor) -> None:
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` by the weight of each expert, float32 scales, into ``out``.
 
@@ -290,6 +328,52 @@ def block_runs(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tens
     _run("flashinfer_cutlass", RUNS, {**operands, **options, "m_indptr": m_indptr.contiguous()})
     if not ready:
         out.copy_(target)
+
+
+def grouped_contiguous(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
+) -> None:
+    """Tiles of :data:`~kernels.support.TILE_ROWS` rows, each of the expert of its first row, as :func:`block_runs`:
+    tiles of one expert are brought together, and those of none behind all.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    m, groups = a.shape[0], b.shape[0]
+    first = m_indices[::TILE_ROWS]
+    owner, order = torch.where(first < 0, groups, first).sort(stable=True)
+    within = torch.arange(TILE_ROWS, dtype=torch.int64, device=a.device)
+    rows = (order[:, None] * TILE_ROWS + within).reshape(-1)
+    source = rows.clamp(max=m - 1)  # behind the last row: of a tile that is not full
+    experts = torch.arange(groups + 1, dtype=owner.dtype, device=a.device)
+    borders = torch.searchsorted(owner, experts, out_int32=True) * TILE_ROWS
+    codes = a.view(torch.uint8).index_select(0, source).view(a.dtype)
+    together = torch.zeros(len(rows), out.shape[1], dtype=out.dtype, device=out.device)
+    block_runs(codes, a_scale.index_select(0, source), b, b_scale, together, borders)
+    out.copy_(together.index_select(0, rows.argsort()[:m]))
+
+
+def grouped_masked(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    out: Tensor,
+    masked_m: Tensor,
+    expected_m: int,
+    disable_ue8m0_cast: bool,
+) -> None:
+    """All rows of every expert as :func:`block_runs`, those past ``masked_m`` too, which may hold anything.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`.
+    """
+    groups, m, k = a.shape
+    lead = m + (-m % ROWS_OF_GROUPWISE)
+    codes = torch.nn.functional.pad(a.view(torch.uint8), (0, 0, 0, lead - m)).view(a.dtype)
+    scale = torch.nn.functional.pad(a_scale, (0, 0, 0, lead - m), value=1.0)
+    borders = torch.arange(groups + 1, dtype=torch.int32, device=a.device) * lead
+    whole = torch.empty(groups * lead, out.shape[2], dtype=out.dtype, device=out.device)
+    block_runs(codes.view(-1, k), scale.reshape(groups * lead, -1), b, b_scale, whole, borders)
+    out.copy_(whole.view(groups, lead, -1)[:, :m])
 
 
 @on_its_device
@@ -358,12 +442,14 @@ def _backend(
     blocks: Gemm | None = None,
     runs: Callable[..., None] | None = None,
     moe_blocks: Callable[..., Tensor] | None = None,
+    aligned: tuple[Callable[..., None], Callable[..., None]] | None = None,
     **functions: Callable[..., None],
 ) -> Backend:
     bound: dict[str, Any] = {op: partial(run, name=name, op=op) for op, run in functions.items()}
     bound |= {} if blocks is None else {"block_product": blocks}
     bound |= {} if runs is None else {"block_runs": runs}
     bound |= {} if moe_blocks is None else {"moe_blocks": moe_blocks}
+    bound |= {} if aligned is None else {**dict(zip(ALIGNED, aligned, strict=True)), "alignment": lambda: TILE_ROWS}
     parts: dict[str, Callable[..., Any]] = {"kernel": kernel, "steps": steps, "missing": missing, "numerics": numerics}
     bound |= {part: partial(of, name) for part, of in parts.items()}
     return Backend(name=name, **bound)
@@ -380,7 +466,9 @@ BACKENDS: Mapping[str, Backend] = {
         blocks=block_product,
         runs=block_runs,
         moe_blocks=moe_blocks,
+        aligned=(grouped_contiguous, grouped_masked),
     ),
+    "flashinfer_trtllm": _backend("flashinfer_trtllm", blocks=block_product_by_trtllm),
     "flashinfer_b12x": _backend(
         "flashinfer_b12x", mxfp8_product=_product, nvfp4_product=_product, mxfp4_product=_product
     ),

@@ -166,7 +166,7 @@ def mx_product(p: Product) -> None:
     x = _values(a, left, k, DENSE if mode == LISTED else mode, table, groups) if wide_a else a
     w = _values(b[0], right, k, DENSE, out, 1) if wide_b else b
     of_a, of_b = _constants(x, left), _constants(w, right)
-    of_alpha = 0 if alpha is None else 1 if alpha.numel() == 1 else 2
+    of_alpha = 0 if alpha is None else 1 if alpha.numel() == 1 else 3 if mode == DENSE else 2
     pairs = (value for pair in zip(of_a, of_b, strict=True) for value in pair)
     flags = of_alpha, int(bias is not None), int(accumulate)
     start = _prepared("mx_kernel", tile, current_machine().sm, mode, *pairs, *flags)

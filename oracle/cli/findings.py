@@ -12,9 +12,9 @@ from oracle.cli import common
 from oracle.errors import FixtureError, OptionError, counted
 from oracle.fixtures import files as fixtures
 from oracle.harness import finding_scripts, provenance
-from oracle.harness.finding_scripts import HEALED, LEFT, THERE
+from oracle.harness.finding_scripts import FOLDER, HEALED, LEFT, THERE
 
-FOLDER, RECORD = Path("tests/hardware/findings"), "findings.json"
+RECORD = "findings.json"
 STYLES = {THERE: "bold red", HEALED: "green", LEFT: "dim"}
 
 
@@ -54,13 +54,15 @@ def _findings(arguments: argparse.Namespace) -> int:
             results = {name: ran for name, ran in kept.items() if ran["status"] != LEFT}
     left = [path for path in chosen if path.stem not in results]
     machine = {"date": datetime.now(UTC).date().isoformat(), **provenance.machine()}
+    if arguments.out is not None:
+        fixtures.make_folder(arguments.out)
     for ran in finding_scripts.run(left, jobs=arguments.jobs, seconds=arguments.seconds):
         results[ran.name] = {"status": ran.status, "said": ran.said}
         line = Text.assemble((f"{ran.status:<11}", STYLES[ran.status]), f" {ran.name}: {ran.said}")
         screen.print(line, soft_wrap=True)
         if arguments.out is not None:  # after each: a run may be ended
-            fixtures.make_folder(arguments.out)
-            fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": results})
+            ordered = {name: results[name] for name in sorted(results)}
+            fixtures.write_json(arguments.out / RECORD, {"machine": machine, "scripts": ordered})
     ends = [results[path.stem]["status"] for path in chosen]
     common.say(f"{counted(len(ends), 'finding')}: " + ", ".join(f"{ends.count(end)} {end}" for end in STYLES))
     return 1 if THERE in ends else 0 if HEALED in ends else 2

@@ -61,9 +61,7 @@ def _firstlight(arguments: argparse.Namespace) -> int:
     for fact, answer, status in known:
         if status == firstlight.DIFFERS:
             common.say(f"{fact.what}: {answer}, where {fact.expected} was expected")
-    asked = [status for _, _, status in known if status != firstlight.UNASKED]
     if known:
-        holds = asked.count(firstlight.HOLDS)
-        common.say(f"{holds} of {len(asked)} known facts of {arch} hold; {len(known) - len(asked)} were not asked")
+        common.say(firstlight.counts(known, arch))
     common.say(f"{answered} of {counted(len(ran), 'question')} answered; {packed} is what to send back")
     return 0 if answered == len(ran) else 1

@@ -12,7 +12,9 @@ import os
 import platform
 import shlex
 import sys
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,10 +27,10 @@ from rich.console import Console
 
 from oracle.cli import common
 from oracle.diagnosis.level import Explain, explaining
-from oracle.errors import CaseError, OptionError, SubjectError, among
+from oracle.errors import CaseError, OptionError, SubjectError, among, counted
 from oracle.fixtures import files as fixtures
 from oracle.harness import jobs, on_ray, provenance, recording, runner, subjects
-from oracle.harness.isolated import Host
+from oracle.harness.isolated import HANGS, Host
 from oracle.harness.jobs import Lost
 from oracle.harness.process import interrupted_by_every_end
 from oracle.harness.recording import CaptureWriter
@@ -82,6 +84,10 @@ def add_verify(commands: common.Commands) -> None:
     command.add_argument("--threads", type=int, metavar="N", help=text)
     text = "seconds that a subject may take for one case (default: %(default)g)"
     command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=text)
+    text = "times that a subject may exceed --limit before it is not called again (default: %(default)d)"
+    command.add_argument("--hangs", type=common.whole(1), default=HANGS, metavar="N", help=text)
+    text = "begin no case after S seconds, one of each routine first; what was judged is reported, the status is 130"
+    command.add_argument("--seconds", type=float, default=math.inf, metavar="S", help=text)
     text = "append every outcome to this file as soon as it is known"
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=text)
     text = "continue --record; what the same code has judged is not run again"
@@ -198,11 +204,18 @@ def _verify(arguments: argparse.Namespace) -> int:
         raise OptionError(f"--threads {threads_asked}: at least 1")
     if not 0 < arguments.limit < math.inf:
         raise OptionError(f"--limit {arguments.limit:g}: give a positive number of seconds")
+    if not arguments.seconds > 0:
+        raise OptionError(f"--seconds {arguments.seconds:g}: give a positive number of seconds")
+    until, left = time.monotonic() + arguments.seconds, dict[int, Outcome | Lost]()
     # a profile's cases are so small that several threads would wait
     threads = min(threads_asked or 1, os.cpu_count() or 1) if threads_asked is not None or wanted.id is None else None
     points = subjects.points(arguments.provider)
     # The host comes first: its processes must inherit nothing that was computed here.
-    with Host(points, limit=arguments.limit, threads=threads, folder=_folder(arguments.provider)) as host:
+    named_in, hangs = _folder(arguments.provider), arguments.hangs
+    with (
+        tempfile.TemporaryDirectory() as told,
+        Host(points, limit=arguments.limit, threads=threads, folder=named_in, hangs=hangs, told=Path(told)) as host,
+    ):
         if threads is not None:
             torch.set_num_threads(threads)
         providers = host.providers()
@@ -224,6 +237,8 @@ def _verify(arguments: argparse.Namespace) -> int:
             arguments.provider,
             shard,
             arguments.limit,
+            hangs,
+            told,
             each,
             arguments.explain,
             versions,
@@ -237,8 +252,10 @@ def _verify(arguments: argparse.Namespace) -> int:
                 jobs=count,
                 threads=each,
                 started=started,
-                together=_together(items, new),
+                together=_together(items, new, each=until < math.inf),
                 meanwhile=lambda number: items[number].outcome(),
+                until=until,
+                left=left,
             )
 
         if arguments.ray is not None:
@@ -258,7 +275,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             address = arguments.ray or None
             pool = partial(on_ray.in_order, make, address=address, threads=each, gpus=gpus, lost=lost)
         with explaining(arguments.explain):
-            return _run(arguments, wanted, folder, providers, items, writer, pool)
+            return _run(arguments, wanted, folder, providers, items, writer, pool, left, until)
 
 
 def _processes(arguments: argparse.Namespace, items: Sequence[Item], providers: Sequence[Provider]) -> int:
@@ -270,18 +287,23 @@ def _processes(arguments: argparse.Namespace, items: Sequence[Item], providers: 
     return 1 if alone or not on_cpu else min(MOST_JOBS, jobs.cores())
 
 
-def _together(items: Sequence[Item], numbers: Iterable[int]) -> list[list[int]]:
+def _together(items: Sequence[Item], numbers: Iterable[int], *, each: bool = False) -> list[list[int]]:
     """The items in the order in which processes take them, those of one call together. Sums of known arithmetic come
     first: the process that takes the first ones compiles the kernels for them, if they are not, while others take the
-    last ones."""
+    last ones. ``each``: the first call of every contract comes before the second one of any."""
     calls: dict[tuple[str, str], list[int]] = {}
     for number in numbers:
         item = items[number]
         calls.setdefault((item.contract, item.call or f"{number}"), []).append(number)
-    known = registered()
-    return sorted(
-        calls.values(), key=lambda group: not getattr(known.get(items[group[0]].contract), "takes_numerics", 0)
-    )
+    known, seen, ranks = registered(), Counter[str](), dict[int, int]()
+    for group in calls.values():
+        seen[items[group[0]].contract] += 1
+        ranks[group[0]] = seen[items[group[0]].contract] if each else 0
+
+    def place(group: Sequence[int]) -> tuple[int, bool]:
+        return ranks[group[0]], not getattr(known.get(items[group[0]].contract), "takes_numerics", 0)
+
+    return sorted(calls.values(), key=place)
 
 
 def _folder(named: Sequence[str]) -> str | None:
@@ -325,6 +347,8 @@ def _run(
     items: Sequence[Item],
     writer: CaptureWriter | None,
     pool: Pool,
+    left: Mapping[int, Outcome | Lost],
+    until: float,
 ) -> int:
     """Judge the items, and report; the exit status."""
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
@@ -350,7 +374,7 @@ def _run(
     finished = {} if recorder is None else recorder.finished
     earlier = [finished.get(key) if "/" in item.id else None for item, key in zip(items, keys, strict=True)]
     start = time.perf_counter() - sum(o.seconds for o in earlier if o is not None)
-    outcomes = _judge(items, keys, earlier, screen, entries, recorder, pool, verbose=arguments.verbose)
+    outcomes = _judge(items, keys, earlier, screen, entries, recorder, pool, left, verbose=arguments.verbose)
     unfinished = len(items) - len(outcomes)
     marked, complaints = ledger.apply(
         outcomes, entries, whole=not wanted and arguments.shard is None and folder is not None and not unfinished
@@ -370,7 +394,8 @@ def _run(
         for line in writer.write(arguments.keep, provenance=facts):
             screen.print(line, soft_wrap=True)
     if unfinished:
-        print("fp8-oracle: interrupted", file=sys.stderr)
+        late = f"not judged in {arguments.seconds:g} s: {counted(unfinished, 'case')}; --record with --resume goes on"
+        print(f"fp8-oracle: {late if time.monotonic() >= until else 'interrupted'}", file=sys.stderr)
         return 130
     return 0 if report.ok else 1
 
@@ -435,11 +460,22 @@ def _judge(
     entries: Sequence[Entry],
     recorder: Recorder | None,
     pool: Pool,
+    left: Mapping[int, Outcome | Lost],
     *,
     verbose: bool,
 ) -> list[Outcome]:
-    """The outcomes in order, fewer than items when interrupted; each is recorded when all before it are."""
+    """The outcomes in order, fewer than items when interrupted. Each is recorded when all before it are; where the
+    run ends early, what other processes had judged by then (``left``) follows."""
     done: list[Outcome] = []
+
+    def judged(number: int, outcome: Outcome) -> None:
+        ((outcome,), _) = ledger.apply([outcome], entries, whole=False)
+        if recorder is not None and earlier[number] is None:
+            recorder.append(keys[number], outcome)
+        if verbose:
+            screen.print(words.line(outcome), soft_wrap=True)
+        done.append(outcome)
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupted_by_every_end())
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))  # reported as unfinished, with exit status 130
@@ -452,16 +488,16 @@ def _judge(
 
         new = [number for number, result in enumerate(earlier) if result is None]
         running = stack.enter_context(contextlib.closing(pool(new, started=started)))
-        outcomes = (_told(items[number], text) for number, text in zip(new, running, strict=True))
-        for key, result in zip(keys, earlier, strict=True):
-            outcome = next(outcomes) if result is None else replace(result, known=None)
-            ((outcome,), _) = ledger.apply([outcome], entries, whole=False)
-            if recorder is not None and result is None:
-                recorder.append(key, outcome)
-            if verbose:
-                screen.print(words.line(outcome), soft_wrap=True)
-            done.append(outcome)
+        outcomes = (_told(items[number], text) for number, text in zip(new, running, strict=False))
+        for number, result in enumerate(earlier):
+            outcome = next(outcomes, None) if result is None else replace(result, known=None)
+            if outcome is None:
+                break  # the time is up
+            judged(number, outcome)
             bar.advance()
+    for number, result in list(enumerate(earlier))[len(done) :]:
+        if number in left or result is not None:
+            judged(number, replace(result, known=None) if result else _told(items[number], left[number]))
     return done
 
 
@@ -479,13 +515,18 @@ def _apart(
     named: Sequence[str],
     shard: Shard | None,
     limit: float,
+    hangs: int,
+    told: str,
     threads: int,
     explain: str,
     versions: Mapping[str, str] | None,
 ) -> Iterator[Callable[[int], Outcome]]:
     """Judges by number, in a process of its own, what :func:`_items` lists there as here."""
     points = subjects.points(named)
-    with Host(points, limit=limit, threads=threads, folder=_folder(named)) as host, explaining(explain):
+    beside = Path(told)
+    shared = beside if beside.is_dir() else None  # on another machine of a cluster there is no such folder
+    host_of_points = Host(points, limit=limit, threads=threads, folder=_folder(named), hangs=hangs, told=shared)
+    with host_of_points as host, explaining(explain):
         providers = host.providers()
         mine = versions if versions is None else provenance.versions(providers)
         if versions != mine:

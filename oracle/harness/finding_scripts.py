@@ -18,9 +18,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +35,8 @@ from oracle.harness.bound import routine_of
 from oracle.harness.validation import arch_of
 from oracle.routines import cases
 
+FOLDER = Path("tests/hardware/findings")
+"""Of a checkout."""
 SECONDS = 300.0
 """Of one script: some libraries compile at first use."""
 THERE, HEALED, LEFT = "there", "healed", "did not run"
@@ -87,9 +88,10 @@ def scripts(folder: Path, only: Sequence[str] = ()) -> list[Path]:
 
 
 def run(chosen: Sequence[Path], *, jobs: int = 1, seconds: float = SECONDS) -> Generator[Ran]:
-    """What became of each script, in their order, ``jobs`` at a time."""
+    """What became of each script, as they end; ``jobs`` at a time are begun in their order."""
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(partial(_run, seconds=seconds), chosen)
+        begun = [pool.submit(_run, path, seconds) for path in chosen]
+        yield from (one.result() for one in as_completed(begun))
 
 
 def again(binding: str | Binding, case: str, expected: str, *, device: str = "cuda", **changed: Tensor) -> NoReturn:

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -28,7 +29,7 @@ from typing import Any
 
 from oracle.errors import FixtureError
 from oracle.fixtures import files as fixtures
-from oracle.harness import provenance, starting, subjects
+from oracle.harness import finding_scripts, provenance, starting, subjects
 from oracle.tensorcore.instructions import ALIKE, INSTRUCTIONS
 
 RECORD, PAGE = "firstlight.json", "firstlight.md"
@@ -42,40 +43,47 @@ CHAINS = (
     ("fp8_gemm_nt", "deep_gemm:fp8_gemm_nt"),
 )
 TOOL = (sys.executable, "-m", "oracle")
-CALL = 30
-"""Seconds of one judged call: a library that compiles for longer costs the other routines their time."""
-JUDGED = 220
-"""The most seconds of what judges many routines; most are compilations of libraries."""
-GALLERY = 300
-"""The most seconds of the gallery, which stands last and takes what is left."""
+CALL = 40
+"""Seconds of one judged call: a routine that exceeds them once, compiling for longer, is given up and named."""
+ASKED = 170
+"""The most seconds of a step that stands beside the findings, whose compilations take its cores."""
+SCRIPT, FINDINGS = 165, 180
+"""Seconds of one finding, and of all. FlashInfer compiles its FP8 block product for sm90 in 95 s on 16 cores (HARDWARE
+notes of an H200), for all findings that call it at once."""
+JUDGED = 300
+"""The most seconds of what judges many routines or kernels: these stand last, and take what is left."""
 REST = "{rest}"
-"""Among a step's arguments: the seconds that it has left, less those in which it writes what it has."""
+"""Among a step's arguments: the seconds that it has left, less :data:`ENDING`."""
+ENDING = 30.0
+"""Seconds in which a step whose time is up ends its processes, each with a context of the GPU, and writes."""
 GRACE = 10.0
 """Seconds in which an interrupted step writes what it has, before it is killed."""
 PAUSE = 0.05
 """Seconds between two looks at what runs."""
-TAIL = 40
+TAIL = 60
 """Lines of a step's output on the page."""
-HOLDS, DIFFERS, UNASKED = "holds", "differs", "not asked"
+HOLDS, DIFFERS, UNASKED, ABSENT = "holds", "differs", "not asked", "not installed"
 UNANSWERED = "did not run"
 """What a finding says whose library is not there."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Something known of an arch: ``pattern`` finds its line in the log of ``step``, whose group is ``expected``."""
+    """Something known of an arch: ``pattern`` finds its line in the log of ``step``, whose group is ``expected``; it is
+    asked where ``package`` is importable."""
 
     step: str
+    package: str
     what: str
     pattern: str
     expected: str
 
 
-def _chain(contract: str, what: str, **lines: str) -> tuple[Fact, ...]:
+def _chain(contract: str, package: str, what: str, **lines: str) -> tuple[Fact, ...]:
     """Lines of a fingerprint, by their first words."""
     words = {name: name.replace("_", " ") for name in lines}
     return tuple(
-        Fact(f"chain-{contract}", f"{what}: {words[name]}", rf"^{words[name]}: (.*)$", expected)
+        Fact(f"chain-{contract}", package, f"{what}: {words[name]}", rf"^{words[name]}: (.*)$", expected)
         for name, expected in lines.items()
     )
 
@@ -91,6 +99,7 @@ KNOWN: Mapping[str, tuple[Fact, ...]] = {
     "sm90": (
         *_chain(
             "fp8_gemm_nt",
+            "deep_gemm",
             "DeepGEMM's dense product",
             **WGMMA,
             promotion_interval="promotion every 128; levels (32, 128)",
@@ -99,23 +108,24 @@ KNOWN: Mapping[str, tuple[Fact, ...]] = {
         ),
         *_chain(
             "torch_per_token_w8a8_scaled_mm",
+            "torch",
             "torch._scaled_mm by rows, without fast accumulation",
             **WGMMA,
             promotion_interval="promotion every 128; levels (32, 128)",
         ),
-        *_chain("cutlass_scaled_mm", "vLLM's cutlass_scaled_mm", **WGMMA),
+        *_chain("cutlass_scaled_mm", "vllm", "vLLM's cutlass_scaled_mm", **WGMMA),
         *(
-            Fact("findings", f"finding {name}", rf"^(there|healed|{UNANSWERED}) +{name}\b", "there")
-            for name in (
-                "deep_gemm_masked_rows",
-                "flashinfer_bmm_row_major",
-                "flashinfer_sm90_fp4",
-                "flashinfer_sm90_mxfp8",
-                "sgl_kernel_flushed_outputs",
-                "sgl_kernel_infinity",
-                "torch_strided_bias",
-                "triton_autotuner_threads",
-                "vllm_attention_unused_slots",
+            Fact("findings", package, f"finding {name}", rf"^(there|healed|{UNANSWERED}) +{name}\b", "there")
+            for package, name in (
+                ("deep_gemm", "deep_gemm_masked_rows"),
+                ("flashinfer", "flashinfer_bmm_row_major"),
+                ("flashinfer", "flashinfer_sm90_fp4"),
+                ("flashinfer", "flashinfer_sm90_mxfp8"),
+                ("sgl_kernel", "sgl_kernel_flushed_outputs"),
+                ("sgl_kernel", "sgl_kernel_infinity"),
+                ("torch", "torch_strided_bias"),
+                ("triton", "triton_autotuner_threads"),
+                ("vllm", "vllm_attention_unused_slots"),
             )
         ),
     ),
@@ -149,7 +159,7 @@ class Step:
 
     def asked(self, seconds: float) -> list[str]:
         """The arguments where so many seconds are left."""
-        rest = str(max(1, int(seconds - 2 * GRACE)))
+        rest = str(max(1, int(seconds - ENDING)))
         return [rest if word == REST else word for word in self.arguments]
 
 
@@ -174,29 +184,38 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
     if any(i.arch == ALIKE.get(arch, arch) and i.scale_block for i in INSTRUCTIONS.values()):
         for kind in SCALED:
             given: tuple[str, ...] = ("fingerprint", DOT_SCALED, "--block-scaled", kind, "--device", "cuda")
-            readings.append(Step(f"reading-{kind}", given, 60, f"which reading of the {kind} instruction holds", (0,)))
+            readings.append(
+                Step(f"reading-{kind}", given, ASKED, f"which reading of the {kind} instruction holds", (0,))
+            )
     for contract, target in CHAINS:
         bound = find(target, contract)
         assert bound is not None, f"{target} has no binding under {contract}"
         if find_spec(bound.package) is None:
             continue
         given = ("fingerprint", target, "--contract", contract, "--adapter", adapter_of(bound), "--device", "cuda")
-        readings.append(Step(f"chain-{contract}", given, 60, f"how {target} accumulates as {contract}", (0,)))
-    cores = os.cpu_count() or 2
-    jobs = max(2, cores // 2 - 1)
+        readings.append(Step(f"chain-{contract}", given, ASKED, f"how {target} accumulates as {contract}", (0,)))
+    cores = max(4, os.cpu_count() or 4)
     tree, gallery = subjects.layer_of_the_tree(), str(folder / "gallery")
     layer = () if tree is None else ("--provider", tree)
     judged = ("verify", "--arch", arch, "--fixtures", "none", *layer)
     return (
-        Step("doctor", ("doctor",), 60, "what is installed and usable"),
-        Step("plan", ("plan", "--json", str(folder / "plan.json"), *layer), 60, "what the layer chooses here, and why"),
+        Step("doctor", ("doctor",), ASKED, "what is installed and usable"),
+        Step(
+            "plan", ("plan", "--json", str(folder / "plan.json"), *layer), ASKED, "what the layer chooses here, and why"
+        ),
         *readings,
         Step(
             "captures",  # apart from verify: outputs are kept by one process, which judges from the beginning
             (*judged, "--contract", "fp8_gemm_nt", "--limit", str(CALL), "--keep", str(folder / "captures")),
-            120,
+            ASKED,
             "outputs of the dense block product, for `fixtures adopt`",
             fresh=folder / "captures",
+        ),
+        Step(  # compiles beside the others what the steps behind it call
+            "findings",
+            ("findings", "--jobs", str(cores), "--seconds", str(SCRIPT), "--out", str(folder), *_known_first(arch)),
+            FINDINGS,
+            "known faults of releases",
         ),
         Step(
             "timings",
@@ -205,28 +224,35 @@ def steps(arch: str, folder: Path) -> tuple[Step, ...]:
             "how long the backends of dense products take",
             beside=False,
         ),
-        Step("findings", ("findings", "--jobs", str(jobs), "--out", str(folder)), 200, "known faults of releases"),
         Step(
             "verify",
             (
-                *(*judged, "--limit", str(CALL), "--jobs", str(min(jobs, 6))),
+                *(*judged, "--limit", str(CALL), "--hangs", "1", "--jobs", str(cores - cores // 4), "--seconds", REST),
                 *("--record", str(folder / "verify.jsonl"), "--resume"),
                 *("--json", str(folder / "verify.json"), "--html", str(folder / "verify.html")),
             ),
             JUDGED,
-            "every routine that the layer plans here, judged",
+            "every routine that the layer plans here, judged, one case of each first",
+            ends=(0, 1, 130),
         ),
         Step(
             "gallery",
             (
-                *("gallery", "run", "--out", gallery, "--device", "cuda", "--jobs", str(max(2, cores - 2))),
+                *("gallery", "run", "--out", gallery, "--device", "cuda", "--jobs", str(max(2, cores // 4))),
                 *("--seconds", REST, "--resume"),
             ),
-            GALLERY,
+            JUDGED,
             "which installed kernels conform, with poisoned outputs",
-            beside=False,
         ),
     )
+
+
+def _known_first(arch: str) -> tuple[str, ...]:
+    """What has ``findings`` begin with those that are known of an arch; nothing where there are no scripts."""
+    every = sorted(path.stem for path in finding_scripts.FOLDER.glob("*.py"))
+    known = {fact.what.split()[-1] for fact in KNOWN.get(arch, ()) if fact.step == "findings"}
+    ordered = sorted(every, key=lambda name: name not in known)
+    return tuple(word for name in ordered for word in ("--only", name))
 
 
 def run(chosen: Sequence[Step], folder: Path, *, arch: str, seconds: float) -> Iterator[Ran]:
@@ -325,18 +351,30 @@ def _begun(step: Step, folder: Path, seconds: float) -> _Running:
 
 
 def answered(folder: Path, arch: str) -> list[tuple[Fact, str, str]]:
-    """Each fact that is known of the arch, the answer of this machine, and HOLDS, DIFFERS or UNASKED; the logs of the
-    folder have the answers, and a question without a log or without its line has none."""
+    """Each fact that is known of the arch, the answer of this machine, and HOLDS, DIFFERS, UNASKED or ABSENT; the logs
+    of the folder have the answers, and a question without a log or without its line has none. A question whose script
+    did not run answers what it said."""
     results = []
     for fact in KNOWN.get(arch, ()):
         path = folder / f"{fact.step}.log"
         text = path.read_text(errors="replace") if path.is_file() else ""
         line = re.search(fact.pattern, text, re.MULTILINE)
-        if line is None or line[1] == UNANSWERED:
-            results.append((fact, "-" if line is None else line[1], UNASKED))
-        else:
+        if line is not None and line[1] != UNANSWERED:
             results.append((fact, line[1], HOLDS if line[1] == fact.expected else DIFFERS))
+        elif find_spec(fact.package) is None:
+            results.append((fact, f"{fact.package} is not installed", ABSENT))
+        else:
+            results.append((fact, "-" if line is None else line.string[line.start() :].partition("\n")[0], UNASKED))
     return results
+
+
+def counts(known: Sequence[tuple[Fact, str, str]], arch: str) -> str:
+    """How many facts hold, of those that were asked, and why the others were not."""
+    of = Counter(status for _, _, status in known)
+    lacking = sorted({fact.package for fact, _, status in known if status == ABSENT})
+    text = f"{of[HOLDS]} of {of[HOLDS] + of[DIFFERS]} known facts of {arch} hold"
+    text += f"; {of[UNASKED]} were not asked" if of[UNASKED] else ""
+    return text + (f"; {of[ABSENT]} need {', '.join(lacking)}, not installed here" if lacking else "")
 
 
 def page(chosen: Sequence[Step], ran: Mapping[str, Ran], folder: Path, arch: str) -> str:
@@ -350,7 +388,15 @@ def page(chosen: Sequence[Step], ran: Mapping[str, Ran], folder: Path, arch: str
         cell = answer.replace("|", "\\|")
         lines.append(f"| {step.asks} | {cell} | {one.seconds:g} |")
     if facts_of_arch := answered(folder, arch):
-        lines += ["", f"## What is known of {arch}", "", "| fact | expected | answer | |", "|:--|:--|:--|---|"]
+        lines += [
+            "",
+            f"## What is known of {arch}",
+            "",
+            f"{counts(facts_of_arch, arch)}.",
+            "",
+            "| fact | expected | answer | |",
+            "|:--|:--|:--|---|",
+        ]
         lines += [
             f"| {fact.what} | {fact.expected} | {answer} | {f'**{DIFFERS}**' if status == DIFFERS else status} |"
             for fact, answer, status in facts_of_arch

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from math import inf
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
@@ -47,7 +48,7 @@ from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import printable
 from oracle.routines.base import plain
 
-HANGS = 3  # times that a subject may hang; it is not called again
+HANGS = 3  # times that a subject may hang before it is not called again, where nobody says another number
 LONGEST_HEADER = 1 << 26  # bytes; a header holds names, options, and a line for each subject or tensor
 PIECE = 1 << 20  # bytes read at once
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -94,13 +95,21 @@ class Host:
     """The processes that run the subjects of ``points``; a context manager.
 
     ``limit`` is the seconds that one call may take, ``threads`` the CPU threads of a worker (None: as many as here),
-    ``folder`` where modules are looked for first.
+    ``folder`` where modules are looked for first, ``hangs`` how often a subject may exceed the limit: in all hosts that
+    share the folder ``told``, where one is named.
     """
 
     def __init__(
-        self, points: Sequence[EntryPoint], *, limit: float, threads: int | None = None, folder: str | None = None
+        self,
+        points: Sequence[EntryPoint],
+        *,
+        limit: float,
+        threads: int | None = None,
+        folder: str | None = None,
+        hangs: int = HANGS,
+        told: Path | None = None,
     ) -> None:
-        self.points, self.limit, self.threads = tuple(points), limit, threads
+        self.points, self.limit, self.threads, self.hangs, self._told = tuple(points), limit, threads, hangs, told
         self.workers = 0
         self._hangs: dict[tuple[int, int], int] = {}
         self._loaded: set[int] = set()  # providers that the worker has loaded
@@ -160,8 +169,9 @@ class Host:
 
         Raises NotImplementedError, Crash. ProcessError: the system starts no process for it.
         """
-        if self._hangs.get(subject.at, 0) >= HANGS:
-            raise Crash(f"not called: it hung {HANGS} times before")
+        if self._hung(subject) >= self.hangs:
+            times = "once" if self.hangs == 1 else f"{self.hangs} times"
+            raise Crash(f"not called: it hung {times} before")
         number = subject.at[0]
         if number not in self._loaded and (why := self._provider(number, self.points[number]).problem) is not None:
             raise Crash(why)
@@ -178,7 +188,16 @@ class Host:
             return self._ask(request, self.limit, inputs, taken)
         except TimeoutError:
             self._hangs[subject.at] = self._hangs.get(subject.at, 0) + 1
+            if self._told is not None:
+                mine = f"{_hangs_of(subject)}.{os.getpid()}.{self._hangs[subject.at]}"
+                (self._told / mine).touch()
             raise Crash(f"hangs: no answer within {self.limit:g} s; its process was killed") from None
+
+    def _hung(self, subject: Isolated) -> int:
+        """How often a subject has exceeded the limit."""
+        if self._told is None:
+            return self._hangs.get(subject.at, 0)
+        return sum(1 for _ in self._told.glob(f"{_hangs_of(subject)}.*"))
 
     def _provider(self, number: int, point: EntryPoint) -> Provider:
         def taken(reply: Mapping[str, Any], _: object) -> Provider:
@@ -250,6 +269,11 @@ class Host:
             return self._control.recv(4)
         except OSError:  # the server is gone, and with it every status
             return b""
+
+
+def _hangs_of(subject: Isolated) -> str:
+    """The beginning of the names of files, each of which says that a subject exceeded the limit once."""
+    return "{}-{}".format(*subject.at)
 
 
 def _cause(ended: bytes) -> str:

@@ -48,6 +48,10 @@ class Lost:
     cause: str
 
 
+class _TimeUp(Exception):
+    """No result in time."""
+
+
 def cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
@@ -74,6 +78,8 @@ def in_order(
     started: Callable[[int], None] = lambda task: None,
     together: Sequence[Sequence[int]] | None = None,
     meanwhile: Callable[[int], R] | None = None,
+    until: float = math.inf,
+    left: dict[int, R | Lost] | None = None,
 ) -> Generator[R | Lost]:
     """The results of ``tasks``, in this order, by ``jobs`` processes; by this one where ``jobs`` is 1.
 
@@ -85,17 +91,22 @@ def in_order(
     together : the tasks in the order in which several processes take them, those in groups that share what they
         compute: one process carries out a group. None: each alone, in their order.
     meanwhile : carries out groups in this process, the last ones first, until the others have started.
+    until : no task is begun or waited for once :func:`time.monotonic` says so; the results end there.
+    left : gets the results of tasks behind the first one without a result, where the results end before the last task:
+        in time, by the reader, or by an interrupt.
     """
     if jobs == 1:
         with make() as run:
             for task in tasks:
+                if time.monotonic() >= until:
+                    return
                 started(task)
                 yield run(task)
         return
     groups = deque([(task,) for task in tasks] if together is None else map(tuple, together))
     done: dict[int, R | Lost | BaseException] = {}
     with _Starting(lambda: Pool(partial(_each, make), min(jobs, len(tasks)), threads)) as starting_pool:
-        while meanwhile is not None and groups and not starting_pool.ended.is_set():
+        while meanwhile is not None and groups and not starting_pool.ended.is_set() and time.monotonic() < until:
             for task in groups.pop():
                 started(task)
                 done[task] = meanwhile(task)
@@ -103,13 +114,22 @@ def in_order(
         of_task = {task: pool.submit(group, _first(started)) for group in groups for task in group[:1]}
         of_task |= {task: of_task[group[0]] for group in groups for task in group[1:]}
         members = {of_task[group[0]]: group for group in groups}
-        for task in tasks:
-            if task not in done:
-                done |= _results(pool, of_task[task], members[of_task[task]], started)
-            result = done.pop(task)
-            if isinstance(result, BaseException):
-                raise result
-            yield result
+        try:
+            for task in tasks:
+                if task not in done:
+                    done |= _results(pool, of_task[task], members[of_task[task]], started, until)
+                result = done.pop(task)
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        except _TimeUp:
+            return
+        finally:
+            if left is not None:
+                for number, results in pool.taken():
+                    if isinstance(results, list):
+                        done |= zip(members.get(number, ()), results, strict=False)
+                left |= {task: result for task, result in done.items() if not isinstance(result, BaseException)}
 
 
 def _first(started: Callable[[int], None]) -> Callable[[tuple[int, ...]], None]:
@@ -117,16 +137,23 @@ def _first(started: Callable[[int], None]) -> Callable[[tuple[int, ...]], None]:
 
 
 def _results(
-    pool: Pool[list[R | Lost | BaseException]], number: int, group: tuple[int, ...], started: Callable[[int], None]
+    pool: Pool[list[R | Lost | BaseException]],
+    number: int,
+    group: tuple[int, ...],
+    started: Callable[[int], None],
+    until: float,
 ) -> dict[int, R | Lost | BaseException]:
-    """The results of a group by task. Where a process died of several, each is carried out alone."""
-    result = pool.result(number)
+    """The results of a group by task. Where a process died of several, each is carried out alone.
+
+    Raises _TimeUp: :func:`time.monotonic` says ``until`` before.
+    """
+    result = pool.result(number, until)
     if isinstance(result, list):
         return dict(zip(group, result, strict=True))
     if len(group) == 1 or isinstance(result, BaseException):
         return dict.fromkeys(group, result)
     alone = {task: pool.submit((task,), _first(started)) for task in group}
-    return {task: match for task, at in alone.items() for match in _results(pool, at, (task,), started).values()}
+    return {task: match for task, at in alone.items() for match in _results(pool, at, (task,), started, until).values()}
 
 
 class _Starting(Generic[R]):
@@ -213,11 +240,23 @@ class Pool(Generic[R]):
         self._hand_out()
         return self._given - 1
 
-    def result(self, number: int) -> R | Lost | BaseException:
-        """The result of a task, once, or what it raised; waits for it."""
+    def result(self, number: int, until: float = math.inf) -> R | Lost | BaseException:
+        """The result of a task, once, or what it raised; waits for it.
+
+        Raises _TimeUp: :func:`time.monotonic` says ``until`` before.
+        """
         while number not in self._done:
-            self._wait(None)
+            seconds = until - time.monotonic()
+            if seconds <= 0:
+                raise _TimeUp
+            self._wait(None if seconds == math.inf else seconds)
         return self._done.pop(number)
+
+    def taken(self) -> list[tuple[int, R | Lost | BaseException]]:
+        """The numbers and the results of tasks that have ended and were not asked for, once."""
+        results = list(self._done.items())
+        self._done.clear()
+        return results
 
     def finished(self, until: float = math.inf) -> Iterator[tuple[int, R | Lost | BaseException]]:
         """The number and the result of every task in the order in which they end, until there is none or

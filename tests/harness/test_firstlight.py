@@ -14,7 +14,7 @@ import torch
 from oracle import cli
 from oracle.errors import FixtureError
 from oracle.harness import firstlight, subjects
-from oracle.harness.firstlight import DIFFERS, DONE, FAILED, HOLDS, LATE, LEFT, UNASKED, Step
+from oracle.harness.firstlight import ABSENT, DIFFERS, DONE, FAILED, HOLDS, LATE, LEFT, UNASKED, Step
 from oracle.routines import registered
 from oracle.tensorcore.fingerprint import fingerprint
 from oracle.tensorcore.predict import predict_product
@@ -129,7 +129,7 @@ def test_a_step_out_of_time_writes_what_it_has(tool: Path, monkeypatch: pytest.M
 def test_a_step_is_told_what_is_left(tool: Path) -> None:
     """The seconds of its own limit or of the budget, whichever ends first, less those in which it writes."""
     one = Step("right", (firstlight.REST, str(tool / "count")), 300.0, "what")
-    for budget, told in ((1000.0, "280"), (100.0, "79"), (5.0, "1")):
+    for budget, told in ((1000.0, "270"), (100.0, "69"), (5.0, "1")):
         (ran,) = firstlight.run([one], tool / f"out{told}", arch="sm90", seconds=budget)
         assert ran.said == f"answer | of {told}"
 
@@ -145,9 +145,11 @@ def chain_of(name: str, block: int | None, rows: int) -> str:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_known_facts_stand_beside_the_answers(tmp_path: Path) -> None:
+def test_known_facts_stand_beside_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of sm90 hold of kernels with the schedules that its captures show, and differ of another one; a finding is
-    there, healed, or its library is not."""
+    there, healed, or did not run; a library that is not installed is named."""
+    there = {"torch", "deep_gemm", "vllm", "sgl_kernel", "flashinfer"}
+    monkeypatch.setattr(firstlight, "find_spec", lambda name: name if name in there else None)
     logs = {
         "chain-fp8_gemm_nt": chain_of("sm90.promote128", 128, 128),
         "chain-torch_per_token_w8a8_scaled_mm": chain_of("sm90.promote128.scale_after", None, 1),
@@ -155,7 +157,10 @@ def test_known_facts_stand_beside_the_answers(tmp_path: Path) -> None:
         "findings": "there       torch_strided_bias: x\nhealed      sgl_kernel_infinity: y\n"
         "did not run vllm_attention_unused_slots: ModuleNotFoundError: No module named 'vllm'\n",
     }
-    assert {status for *_, status in firstlight.answered(tmp_path, "sm90")} == {UNASKED}
+    assert {(fact.package, status) for fact, _, status in firstlight.answered(tmp_path, "sm90")} == {
+        *((name, UNASKED) for name in there),
+        ("triton", ABSENT),
+    }
     for name, text in logs.items():
         (tmp_path / f"{name}.log").write_text(text)
     found = {fact.what: (answer, status) for fact, answer, status in firstlight.answered(tmp_path, "sm90")}
@@ -164,8 +169,13 @@ def test_known_facts_stand_beside_the_answers(tmp_path: Path) -> None:
     assert found["vLLM's cutlass_scaled_mm: alignment"] == ("25 fraction bits, toward zero", DIFFERS)
     assert found["finding torch_strided_bias"] == ("there", HOLDS)
     assert found["finding sgl_kernel_infinity"] == ("healed", DIFFERS)
-    assert found["finding vllm_attention_unused_slots"][1] == found["finding flashinfer_sm90_fp4"][1] == UNASKED
+    unused = found["finding vllm_attention_unused_slots"]
+    assert unused == (logs["findings"].splitlines()[-1], UNASKED) and found["finding flashinfer_sm90_fp4"][1] == UNASKED
+    assert found["finding triton_autotuner_threads"] == ("triton is not installed", ABSENT)
     text = firstlight.page([], {}, tmp_path, "sm90")
+    holds = [status for _, status in found.values()].count(HOLDS)
+    assert f"{holds} of 18 known facts of sm90 hold; 6 were not asked; 1 need triton, not installed here." in text
+    assert 13 <= holds < 18
     assert f"| finding sgl_kernel_infinity | there | healed | **{DIFFERS}** |" in text
     assert not firstlight.answered(tmp_path, "sm103") and "What is known" not in firstlight.page(
         [], {}, tmp_path, "sm103"

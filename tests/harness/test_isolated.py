@@ -91,17 +91,29 @@ class TestSubjects:
         assert {status for status, _ in found.values()} == {"PASSED"}
         assert "?[2Jall is well?" in ran.err and "\x1b" not in ran.out + ran.err
 
-    def test_a_hanging_subject_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("hangs", [1, isolated.HANGS])
+    def test_a_hanging_subject_is_given_up(self, monkeypatch: pytest.MonkeyPatch, hangs: int) -> None:
         provide(monkeypatch, "hanging")
-        with Host(subjects.points(), limit=0.1) as host:
+        with Host(subjects.points(), limit=0.1, hangs=hangs) as host:
             (subject,) = host.providers()[0].subjects
             said = []
             for case in map(cases.parse, CASES):
                 with pytest.raises(Crash) as crash:
                     subject.run(case.inputs(), case.call_options())
                 said.append(str(crash.value).partition(":")[0])
-            assert said == ["hangs"] * isolated.HANGS + ["not called"]
-            assert host.workers == isolated.HANGS
+            assert said == ["hangs"] * hangs + ["not called"] * (len(CASES) - hangs)
+            assert host.workers == hangs
+
+    def test_hosts_of_one_run_give_it_up_together(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """What hung in one process is not called in another one (the twin: in a run of its own it is)."""
+        provide(monkeypatch, "hanging")
+        case = cases.parse(CASES[0])
+        for folder, due in ((tmp_path, "hangs"), (tmp_path, "not called"), (tmp_path / "other", "hangs")):
+            folder.mkdir(exist_ok=True)
+            with Host(subjects.points(), limit=0.1, hangs=1, told=folder) as host:
+                (subject,) = host.providers()[0].subjects
+                with pytest.raises(Crash, match=due):
+                    subject.run(case.inputs(), case.call_options())
 
     @pytest.mark.parametrize(
         ("name", "said"),

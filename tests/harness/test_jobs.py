@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 
 import job_tasks
 import pytest
 
 from oracle.errors import OptionError
+from oracle.harness import jobs as jobs_module
 from oracle.harness import server
 from oracle.harness.jobs import Lost, divided, in_order
 from tests.support.paths import ROOT
@@ -91,6 +93,32 @@ def test_a_start_that_is_refused_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("oracle.harness.jobs._Worker", refuse)
     with pytest.raises(OptionError, match="no process today"):
         list(in_order(_pids, range(2), jobs=2, meanwhile=lambda task: task))
+
+
+@pytest.mark.parametrize("by", ["time", "interrupt"])
+def test_what_was_behind_the_first_that_is_missing_is_left(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """A task that takes its time costs no result of the others, where the results end before it does."""
+    left: dict[int, int | Lost] = {}
+    clock, waits = [0.0], jobs_module.Pool._wait
+
+    def wait(pool: jobs_module.Pool[int], seconds: float | None) -> None:
+        waits(pool, None)
+        if len(pool._done) == 3:
+            clock[0] = 100.0
+            if by == "interrupt":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs_module.Pool, "_wait", wait)
+    monkeypatch.setattr(jobs_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    results = in_order(job_tasks.first_never, range(4), jobs=2, until=100.0, left=left)
+    with pytest.raises(StopIteration if by == "time" else KeyboardInterrupt):
+        next(results)
+    assert left == {1: 1, 2: 2, 3: 3}
+
+
+def test_one_process_begins_nothing_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "time", SimpleNamespace(monotonic=iter((0.0, 1.0, 2.0)).__next__))
+    assert list(in_order(job_tasks.numbers, range(4), jobs=1, until=2.0)) == [0, 1]
 
 
 def test_one_job_needs_no_process() -> None:

@@ -8,6 +8,7 @@ the plan names; every argument of every call (:mod:`tests.support.blackwell_rows
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -15,7 +16,11 @@ from torch import Tensor
 
 import kernels
 import oracle
+from kernels.config import Config
+from kernels.plan import considered, decisions
 from kernels.platform import Machine
+from kernels.records import Problem
+from kernels.support import BLOCKS, MIXED, MX_LAYERS, RUNS
 from kernels.verbs import SERVED
 from oracle.routines import cases
 from oracle.verdict.compare import Status
@@ -81,6 +86,78 @@ def test_every_library_that_the_plan_names_is_judged(arch: str) -> None:
     assert "scaled_mm" in lacking(arch, without)
 
 
+PROPOSED: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = {
+    # what is multiplied: operations of the plan, and by arch the libraries proposed for it in their order; `-` before
+    # one that a row refuses, each with its reason
+    "MXFP8": (("mxfp8_product",), {
+        "sm100": "flashinfer_cutlass torch flashinfer_cute_dsl flashinfer_cudnn",
+        "sm103": "flashinfer_cutlass torch flashinfer_cute_dsl flashinfer_cudnn",
+        "sm120": "flashinfer_b12x flashinfer_cutlass torch flashinfer_cudnn",
+        "sm121": "flashinfer_b12x flashinfer_cutlass torch flashinfer_cudnn"}),
+    "NVFP4": (("nvfp4_product",), {
+        "sm100": "cutlass flashinfer_cutlass flashinfer_cudnn torch flashinfer_cute_dsl",
+        "sm103": "cutlass flashinfer_cutlass flashinfer_cudnn torch flashinfer_cute_dsl",
+        "sm120": "flashinfer_b12x cutlass flashinfer_cutlass",
+        "sm121": "cutlass flashinfer_cutlass flashinfer_cudnn flashinfer_b12x"}),
+    "MXFP4": (("mxfp4_product",), {
+        "sm100": "flashinfer_cute_dsl flashinfer_cudnn deep_gemm -torch",
+        "sm103": "flashinfer_cute_dsl flashinfer_cudnn deep_gemm -torch",
+        "sm120": "flashinfer_b12x flashinfer_cudnn deep_gemm",
+        "sm121": "flashinfer_b12x flashinfer_cudnn -deep_gemm"}),
+    "MXFP8, batched": (("mxfp8_batched",), {
+        "sm100": "flashinfer_cudnn", "sm103": "flashinfer_cudnn", "sm120": "flashinfer_cutlass",
+        "sm121": "flashinfer_cutlass"}),
+    "FP8 blocks": ((BLOCKS,), {
+        "sm100": "deep_gemm cutlass flashinfer_cutlass flashinfer_trtllm",
+        "sm103": "deep_gemm cutlass flashinfer_cutlass flashinfer_trtllm",
+        "sm120": "deep_gemm cutlass flashinfer_cutlass -flashinfer_trtllm",
+        "sm121": "-deep_gemm cutlass flashinfer_cutlass -flashinfer_trtllm"}),
+    "FP8, a scale of tensors, rows and columns": (("linear", "torch_linear", "bmm"), {
+        "sm100": "cutlass torch flashinfer", "sm103": "cutlass torch flashinfer", "sm120": "cutlass torch flashinfer",
+        "sm121": "cutlass torch flashinfer"}),
+    "groups, a scale of rows and columns": (("grouped_scaled",), {
+        "sm100": "cutlass torch", "sm103": "cutlass -torch", "sm120": "-cutlass -torch", "sm121": "-cutlass -torch"}),
+    "groups of FP8 blocks": ((RUNS, "grouped_contiguous", "grouped_masked"), {
+        "sm100": "deep_gemm flashinfer_cutlass", "sm103": "deep_gemm flashinfer_cutlass",
+        "sm120": "deep_gemm flashinfer_cutlass", "sm121": "-deep_gemm flashinfer_cutlass"}),
+    "groups of MXFP8 by MXFP4": (("mxfp8_mxfp4_grouped", *MIXED), {
+        "sm100": "flashinfer_cutlass deep_gemm", "sm103": "flashinfer_cutlass deep_gemm",
+        "sm120": "flashinfer_cutlass deep_gemm", "sm121": "flashinfer_cutlass -deep_gemm"}),
+    "groups of NVFP4": (("nvfp4_grouped", "nvfp4_tight"), {
+        "sm100": "cutlass -flashinfer_cudnn torch", "sm103": "cutlass -flashinfer_cudnn -torch",
+        "sm120": "flashinfer_cutlass cutlass -flashinfer_cudnn", "sm121": "flashinfer_cutlass cutlass"}),
+    "experts of MXFP8, NVFP4, MXFP4": (MX_LAYERS, {
+        "sm100": "flashinfer_cutlass -flashinfer_trtllm -flashinfer_cute_dsl",
+        "sm103": "flashinfer_cutlass -flashinfer_trtllm -flashinfer_cute_dsl",
+        "sm120": "flashinfer_cutlass -flashinfer_b12x", "sm121": "flashinfer_cutlass -flashinfer_b12x"}),
+    "experts of FP8, a scale of tensors": (("moe_trtllm",), {
+        "sm100": "flashinfer", "sm103": "flashinfer", "sm120": "-flashinfer", "sm121": "-flashinfer"}),
+}  # fmt: skip  # a table
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120", "sm121"])
+@pytest.mark.parametrize("what", PROPOSED)
+def test_every_library_that_is_proposed_is_judged_or_refused(what: str, arch: str) -> None:
+    """A row here, judged above, for each library of a proposed line; or the plan says why not, of every operation.
+    Layers of FP8 experts by grouped products are judged below, quantisers in ``test_blackwell_quantisers``."""
+    operations, proposed = PROPOSED[what]
+    machine = Machine.described(arch)
+    for name in proposed[arch].split():
+        backend = name.removeprefix("-")
+        if backend == name:
+            assert any(plan.op in operations and (plan.arch, plan.backend) == (arch, backend) for plan in judged()), (
+                backend
+            )
+            continue
+        problems = [
+            Problem(**line["problem"])
+            for line in decisions(machine)
+            if line["problem"]["op"] in operations  # type: ignore[index, arg-type]
+        ]
+        reasons = [considered(problem, machine, Config()).get(backend, "") for problem in problems]
+        assert any(reasons) and None not in reasons, (backend, reasons)
+
+
 @pytest.mark.parametrize("arch", ["sm100", "sm120"])
 def test_a_layer_by_grouped_products(arch: str) -> None:
     """vLLM's layer in NVFP4 is two of its grouped products, and right as a whole (the twin: with the scales of another
@@ -116,6 +193,53 @@ def test_runs_of_any_length(arch: str, borders: tuple[int, ...]) -> None:
         made = made[: borders[-1]] if status is Status.FAILED else made
         real = {**inputs, "a": inputs["a"][: len(made)], "scales_a": inputs["scales_a"][: len(made)]}
         assert oracle.judge(case.contract, real, made, arch=arch, explain="off").status is status
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm120"])
+def test_tiles_of_experts_in_any_order(arch: str) -> None:
+    """A last tile that is not full, experts that descend, a tile of no expert (the twin: by another's weight)."""
+    case = cases.parse(
+        "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=256,k=256,g=3/family=randn/seed=3"
+    )
+    inputs = {name: x[:300] if x.shape[0] == 384 else x for name, x in case.inputs().items()}
+    inputs["m_indices"] = torch.tensor([2] * 128 + [-1] * 128 + [0] * 44, dtype=torch.int32)
+    with simulated(Machine.described(arch)) as libraries:
+        out = SERVED[case.contract](inputs, {})
+        wrong = SERVED[case.contract]({**inputs, "b": inputs["b"].roll(1, 0)}, {})
+    assert [call.arguments["m_indptr"].tolist() for call in libraries.calls] == [[0, 128, 128, 256]] * 2
+    for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
+        assert isinstance(made, Tensor)
+        assert oracle.judge(case.contract, inputs, made, arch=arch, explain="off").status is status
+
+
+@pytest.mark.parametrize(
+    ("arch", "backend"),
+    [*((arch, "deep_gemm") for arch in ("sm100", "sm103", "sm120")),
+     *((arch, FI) for arch in ("sm100", "sm103", "sm120", "sm121"))],
+)  # fmt: skip  # a table, one row a line
+def test_a_layer_of_fp8_by_grouped_products(arch: str, backend: str) -> None:
+    """Two grouped products, DeepGEMM's of powers of two or FlashInfer's of float32 scales, and right as a whole (the
+    twin: with the scales of another expert it is not)."""
+    case = cases.parse("moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=4,e=3,h=256,i=128,k=2/family=randn/seed=3")
+    inputs, powers = case.inputs(), backend == "deep_gemm"
+    if powers:
+        inputs |= {name: torch.exp2(inputs[name].log2().round()) for name in ("w13_scale", "w2_scale")}
+
+    def layer(**changed: Tensor) -> Tensor:
+        return kernels.moe_block_scaled(**{**inputs, **changed}, ue8m0=powers, out_dtype=torch.bfloat16)
+
+    machine = Machine.described(arch)
+    for package in ("vllm_ops", "sgl_kernel"):  # plain torch quantises
+        machine = machine.with_package(package, f"package {package} is not installed")
+    with simulated(machine) as libraries:
+        out, wrong = layer(), layer(w2_scale=inputs["w2_scale"].roll(1, 0))
+    of_flashinfer = "group_gemm_fp8_nt_groupwise" if arch in ("sm100", "sm103") else "moe_gemm_fp8_nt_groupwise"
+    due = "m_grouped_fp8_gemm_nt_contiguous" if powers else of_flashinfer
+    assert [call.name for call in libraries.calls] == [due] * 4
+    recipe = "deepgemm_1x128_ue8m0" if powers else None  # floors differ, which these data do not reach
+    options = {"activation_rounding": "PRODUCT", "recipe": recipe}
+    for made, status in ((out, Status.PASSED), (wrong, Status.FAILED)):
+        assert oracle.judge(case.contract, inputs, made, arch="cpu", explain="off", **options).status is status
 
 
 @pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120", "sm121"])

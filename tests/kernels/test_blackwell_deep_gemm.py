@@ -5,16 +5,21 @@ Calls whose fakes multiply are rows of :mod:`tests.support.blackwell_rows`.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
 
 import kernels
+import oracle
 from kernels.backends import deep_gemm
 from kernels.errors import KernelError, ValueRangeError
 from kernels.platform import Machine, use_machine
+from kernels.verbs import SERVED
 from oracle.numbers.formats import decode
 from oracle.routines import cases
+from oracle.verdict.compare import Status
 from tests.support.fake_blackwell import simulated
 
 G, M, N, K = 2, 128, 64, 256
@@ -53,7 +58,10 @@ def test_scales_reach_the_library_packed(library, make, arch: str, masked: bool)
             assert left is a_scale and right is b_scale
             return
         assert left.dtype is right.dtype is torch.int32 and left.stride(-2) == right.stride(-2) == 1
-        assert torch.equal(unpacked(left, K // 128), a_scale)
+        real = a_scale
+        if masked:  # rows that are not there have the scale 1
+            real = torch.where((torch.arange(M) < rows[:, None])[..., None], a_scale, 1.0)
+        assert torch.equal(unpacked(left, K // 128), real)
         assert torch.equal(unpacked(right, K // 128), b_scale.expand(G, N, K // 128))
         if masked:
             with pytest.raises(ValueRangeError):
@@ -66,6 +74,32 @@ def test_runs_of_experts_are_aligned_for_each_kind_of_scales(library, arch: str,
     library.get_mk_alignment_for_contiguous_layout = lambda: 64
     with use_machine(Machine.described(arch)):
         assert kernels.get_mk_alignment_for_contiguous_layout() == rows
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm120"])
+@pytest.mark.parametrize("name", [
+    "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=192,k=640,g=3/family=randn/seed=3",
+    "m_grouped_fp8_fp4_gemm_nt_masked/e4m3xe2m1-bf16/1x128:1x32/m=17,n=64,k=256,g=3/family=randn/seed=3",
+])  # fmt: skip  # a table, one row a line
+def test_scales_of_rows_that_are_not_there_are_not_looked_at(name: str, arch: str) -> None:
+    """Those past ``masked_m`` may hold anything; one before it that is no power of two is refused (the twin)."""
+    case = cases.parse(name)
+    inputs, options = case.inputs(), dict(case.call_options())
+    scale = torch.exp2(inputs["a_scale"].log2().round())
+    inputs |= {"b_scale": torch.exp2(inputs["b_scale"].log2().round()), "a_scale": scale}
+    real = {**inputs, "a_scale": scale.clone()}
+    for group, rows in enumerate(inputs["masked_m"].tolist()):
+        scale[group, rows:] = float("nan")
+    verb = SERVED[case.contract].verb
+    if case.contract.startswith("fp8"):
+        verb = functools.partial(verb, disable_ue8m0_cast=False)
+    with simulated(Machine.described(arch)) as libraries:
+        out = SERVED[case.contract].adapter(verb, inputs, options)
+        scale[2, 0] *= 0.75
+        with pytest.raises(KernelError):
+            SERVED[case.contract].adapter(verb, inputs, options)
+    assert len(libraries.calls) == 1
+    assert oracle.judge(case.contract, real, out, arch=arch, explain="off").status is Status.PASSED
 
 
 @pytest.mark.parametrize("arch", ["sm100", "sm103", "sm120"])

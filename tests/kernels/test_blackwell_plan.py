@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 import kernels
 from kernels.config import Config, use_config
 from kernels.errors import NoBackendError, OptionError
-from kernels.plan import ORDERS, TABLE, considered, decisions, explanation, order, plan, record_of, summary
+from kernels.plan import ORDERS, TABLE, backend_of, considered, decisions, explanation, order, plan, record_of, summary
 from kernels.records import ARCHES, PRODUCTS, Machine, Problem
 from kernels.support import BLACKWELL, MIXED, MX_OPERATIONS
 from oracle.tensorcore.instructions import ALIKE
@@ -89,6 +91,7 @@ def test_one_step_outside_is_refused(backend: str, arch: str, problem: Problem, 
 RELEASED = (
     # backend, machine, problem, the package, releases that serve and that do not
     ("flashinfer_cutlass", "sm120", NV4, "flashinfer", ("0.6.18.post1", "0.7.2.post1"), ("0.6.12", "0.8.0")),
+    ("flashinfer_cutlass", "sm100", LAYER, "flashinfer", ("0.6.18.post1", "0.7.2"), ("0.6.16.post4", "0.6.17")),
     ("flashinfer_cudnn", "sm100", MX8, "flashinfer", ("0.7.2",), ("0.6.18.post1",)),
     ("flashinfer_cudnn", "sm100", NV4, "cudnn", ("9.15.0",), ("9.14.0",)),
     ("flashinfer_cudnn", "sm120", MX4, "cudnn", ("9.14.0",), ("9.13.1",)),
@@ -110,6 +113,61 @@ def test_releases(
             why = considered(problem, machine, BARE)[backend]
             assert (why is None) is serves
             assert serves or plan(problem, machine, BARE).backend != backend
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+@pytest.mark.parametrize("release", ["0.6.16.post4", "0.6.17", "0.6.18.post1", "0.7.2.post1"])
+def test_layers_of_tensorrt_llm_are_refused_in_every_release(arch: str, release: str) -> None:
+    """Those of two releases give NaN; of all of them the weights lie in another order."""
+    machine = Machine.described(arch).with_package("flashinfer", version=release)
+    reason = str(considered(LAYER, machine, BARE)["flashinfer_trtllm"])
+    assert ("older than any that was read" if release < "0.6.18" else "another order") in reason
+
+
+def test_groups_of_k_go_to_no_library_of_blackwell() -> None:
+    """CUTLASS keeps what an accumulator held where a group has no K; DeepGEMM's product of such groups is Hopper's (the
+    twin), and torch's is multiplied by Triton, which stores zeros."""
+    problem = Problem("k_grouped", m=64, n=128, groups=2, out_dtype="float32")
+    assert considered(problem, Machine.described("sm90"), BARE)["deep_gemm"] is None
+    for sm in BLACKWELL:
+        reason = str(considered(problem, Machine.described(f"sm{sm}"), BARE)["deep_gemm"])
+        assert ("GB10" if sm == 121 else "sm90's") in reason
+    assert not [op for op in MX_OPERATIONS if "k_groups" in op]
+
+
+@pytest.mark.parametrize(("problem", "backend", "family", "number"), [
+    (NV4, "flashinfer_cutlass", ("sm120", "sm121"), "4549"), (ROWS4, "flashinfer_cutlass", ("sm120", "sm121"), "2723"),
+])  # fmt: skip  # a table, one row a line
+def test_what_is_noted(problem: Problem, backend: str, family: tuple[str, ...], number: str) -> None:
+    """A fault that no release heals and no value shows beforehand stands in the plan's steps; elsewhere not (the
+    twin)."""
+    for arch in ("sm100", "sm103", "sm120", "sm121"):
+        text = " ".join(backend_of(backend).steps(problem, Machine.described(arch)))
+        assert (number in text) is (arch in family)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "blackwell.md"
+SECTIONS = {"## What is checked without the hardware": 12, "## Faults that are known": 10}
+"""Tables of the page whose lines name tests, and how many lines they have."""
+
+
+def tests_of(section: str) -> list[list[str]]:
+    """The tests, or files of tests, that each line of a section's table names."""
+    text = PAGE.read_text().partition(section)[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    return [re.findall(r"`(test_\w+\.py(?:::\w+)?)`", line) for line in lines]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_line_of_the_page_names_a_test(section: str) -> None:
+    """Twelve checks that need no hardware, ten faults that are guarded, each by tests that are there."""
+    rows = tests_of(section)
+    assert len(rows) == SECTIONS[section] and all(rows)
+    for name in itertools.chain.from_iterable(rows):
+        file, _, test = name.partition("::")
+        text = (Path(__file__).parent / file).read_text()
+        assert f"def {test}(" in text or not test, name
+    assert not tests_of("## No such section")
 
 
 @pytest.mark.parametrize(("arch", "cuda", "serves"), [

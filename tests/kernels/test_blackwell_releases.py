@@ -181,6 +181,69 @@ def test_schemas_of_vllm() -> None:
         assert [x.decode() for x in theirs] == ours or name == "cutlass_scaled_mm", schema
 
 
+REFUSED = (
+    # a file of FlashInfer, and the words by which a row of the plan refuses what is there
+    ("grouped_mm/core.py", "2D swizzled 128x4: shape (cum_m, k // block_size)"),
+    ("grouped_mm/core.py", "Scaling factor for the output, shape ``(1,)``."),
+    ("fused_moe/cute_dsl/fused_moe.py", "interleaved 64-row up/gate pair"),
+    ("fused_moe/cute_dsl/blackwell_sm12x/moe_micro_kernel.py", "Scatter: bf16x2 atomic add"),
+    ("fused_moe/core.py", "FP4 weights are row-shuffled"),
+    ("gemm/gemm_base.py", "a.shape[1] must be >= 256 in TRTLLM"),
+    ("gemm/gemm_base.py", "DtypeTrtllmGen.E4m3,\n            DtypeTrtllmGen.Bfloat16,"),
+)
+
+
+@pytest.mark.whole("a look into a file")
+@pytest.mark.parametrize(("path", "words"), REFUSED)
+def test_why_a_row_refuses(path: str, words: str) -> None:
+    """What a row of the plan says of a library stands in the newest release (the twin: no other words do)."""
+    text = (installed(FLASHINFER[0]) / "flashinfer" / path).read_text()
+    assert words in text and words + " never" not in text
+
+
+@pytest.mark.parametrize("pin", DEEP_GEMM)
+def test_why_a_release_of_deep_gemm_is_refused(pin: str) -> None:
+    """The newest has other logits, which begin at a query's first key, of no named dtype; an older one has ours (the
+    twin)."""
+    package, newest = installed(pin) / "deep_gemm", pin == DEEP_GEMM[0]
+    kernel = (package / "include/deep_gemm/impls/sm90_fp8_mqa_logits.cuh").read_text()
+    assert ("kv_offset + v_0_offset - seq_k_start[i]] =" in kernel and "kIsCompressedLogits" not in kernel) is newest
+    compiled = b"".join(path.read_bytes() for path in package.glob("_C*.so"))
+    assert (b"max_seqlen_k > 0" in compiled) is newest
+    assert (b"arch_major == 12 or is_varlen == (arch_major == 10)" in compiled) is newest
+    for name in (b"mqa_logits", b"paged_mqa_logits"):
+        assert (re.search(rb"\bfp8_" + name + rb"\(Tensor q", compiled) is None) is newest
+        (schema,) = set(re.findall(rb"\bfp8_fp4_" + name + rb"\(Tensor q[^\x00]*?\) -> Tensor", compiled))
+        assert (b"logits_dtype" not in schema) is newest
+
+
+def test_torch_counts_the_scales_of_mxfp4_by_half() -> None:
+    """Its fake function refuses as many scales as two codes a byte have, which is why no plan takes its product; the
+    scales of NVFP4 it counts rightly (the twin)."""
+    functional = torch.nn.functional
+    if not hasattr(functional, "scaled_mm"):
+        pytest.skip(f"torch {torch.__version__} has no scaled_mm of recipes")
+    tiles, refused = functional.SwizzleType.SWIZZLE_32_4_4, {}
+    for kind, width, dtype in (("BlockWise1x32", 32, torch.float8_e8m0fnu), ("BlockWise1x16", 16, torch.float8_e4m3fn)):
+        a, b = (torch.empty(128, 128, dtype=torch.float4_e2m1fn_x2, device="meta") for _ in "ab")
+        scales = [torch.empty(128 * 256 // width, dtype=dtype, device="meta")]
+        recipe = [getattr(functional.ScalingType, kind)]
+        try:
+            functional.scaled_mm(a, b.t(), scales, recipe, scales, recipe, swizzle_a=[tiles], swizzle_b=[tiles])
+            refused[width] = False
+        except (RuntimeError, ValueError):  # its refusal
+            refused[width] = True
+    assert refused == {32: True, 16: False}
+
+
+@pytest.mark.parametrize(("name", "first"), [("_scaled_mm", 2), ("_scaled_grouped_mm", 2)])
+def test_parameters_of_torchs_operators(name: str, first: int) -> None:
+    """Behind both matrices, which are passed by their places."""
+    theirs = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
+    ours = [p for p in inspect.signature(getattr(Libraries, name)).parameters if p != "self"]
+    assert ours[first:] == theirs[first:] and len(ours) > 4
+
+
 @pytest.mark.parametrize("name", ["scaled_mm", "scaled_grouped_mm"])
 def test_parameters_of_torch(name: str) -> None:
     theirs = getattr(torch.nn.functional, name, None)

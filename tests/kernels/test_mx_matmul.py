@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels import mx_products
 from kernels.errors import DtypeError, KernelError, OptionError, ShapeError
 from kernels.plan import plan
 from kernels.platform import Machine
@@ -49,6 +50,20 @@ class TestQuantisedAndMultiplied:
         views = (s.view(torch.float8_e4m3fn) for s in (sa, sb))
         assert torch.equal(kernels.scaled_mm(a, b.t(), *views, ga, gb), out)
         assert torch.equal(kernels.mm_fp4(a, b.t(), sa.view(128, 8), sb.view(128, 8).t(), ga * gb), out)
+
+    @pytest.mark.parametrize("nvfp4", [False, True])
+    def test_an_alpha_of_every_row(self, nvfp4: bool) -> None:
+        """Powers of two multiply exactly, so each row is that of the product with its alpha alone (the twin: not with
+        that of the row before)."""
+        x, w = matrices()
+        sides = [two_levels(t) if nvfp4 else (*kernels.mxfp4_quantize(t), None) for t in (x, w)]
+        (a, sa, _), (b, sb, _) = sides
+        alpha = torch.exp2(torch.arange(M, dtype=torch.float32) - 3)
+        options = {"block_size": 16 if nvfp4 else 32, "use_nvfp4": nvfp4}
+        out = kernels.mm_fp4(a, b.t(), sa, sb, alpha, **options)
+        each = [kernels.mm_fp4(a, b.t(), sa, sb, alpha[m : m + 1], **options)[m] for m in range(M)]
+        assert torch.equal(out, torch.stack(each))
+        assert not torch.equal(kernels.mm_fp4(a, b.t(), sa, sb, alpha.roll(1), **options), out)
 
     def test_groups(self) -> None:
         """Two experts: FlashInfer's placement and torch's are the dense products of their rows."""
@@ -112,6 +127,20 @@ class TestQuantisedAndMultiplied:
         kernels.fp8_fp4_gemm_nt((a, words[0]), (b, other), backward, recipe=(1, 1, gran))
         assert torch.equal(out, due) and not torch.equal(backward, due)
 
+    @pytest.mark.parametrize("blocks", [1, 2, 4, 5])
+    def test_exponents_of_words_lie_densely(self, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A kernel reads a row's scales as they lie, also where one of a word's four is used (an H100 gave NaN)."""
+        codes = torch.ones(M, 32 * blocks).to(torch.float8_e4m3fn)
+        words = torch.arange(M * -(-blocks // 4), dtype=torch.int32).view(M, -1) * 0x01010101
+        seen = []
+        monkeypatch.setattr(mx_products, "run_product", lambda *operands, **_: seen.append(operands))
+        out = torch.zeros(M, M)
+        kernels.fp8_fp4_gemm_nt((codes, words), (codes, words), out, recipe_a=(1, 32), recipe_b=(1, 32))
+        for scales in (seen[0][1], seen[0][3]):
+            assert scales.memory.is_contiguous() and scales.memory.numel() == M * blocks
+            due = words.view(torch.uint8).view(M, -1)[:, :blocks]
+            assert torch.equal(scales.memory.view(torch.uint8).view(M, blocks), due)
+
     def test_packed_exponents_of_groups_of_k(self) -> None:
         g, ks = torch.Generator().manual_seed(4), (160, 0, 32)
         a, b = (torch.randn(sum(ks), rows, generator=g).to(torch.float8_e4m3fn) for rows in (8, 12))
@@ -133,6 +162,8 @@ class TestQuantisedAndMultiplied:
 BAD = (
     (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, block_size=32), OptionError, "block_size=32"),
     (lambda a, b, s, t: kernels.scaled_mm(a, b.t(), s, t), DtypeError, "scale_a must be float8_e8m0fnu"),
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, torch.ones(M + 1)), ShapeError, "alpha.*\\[1\\] or \\[M\\]"),
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, torch.ones(M).double()), DtypeError, "alpha"),
     (lambda a, b, s, t: kernels.scaled_grouped_mm_mx_k_groups(
         *(x.view(torch.float8_e4m3fn)[:, :32] for x in (a, b)), s[:32], t, torch.tensor([32], dtype=torch.int32)
     ), ShapeError, "scale_a holds 32 scales; these groups of 7 rows take 512"),

@@ -61,7 +61,8 @@ class TestRecords:
             names[arch] = [s.name for s in here]
         assert names["sm90"] == ["triton_mx"]
         assert set(names["sm100"]) == {"cutlass", "flashinfer_cutlass", "flashinfer_cudnn", "torch", "triton_mx"} | {
-            "flashinfer_cute_dsl"
+            "flashinfer_cute_dsl",
+            "deep_gemm",
         }
         assert {"flashinfer_b12x", "cutlass", "flashinfer_cutlass"} <= set(names["sm120"])
         assert "torch" not in names["sm120"] and len(names["sm120"]) == len(set(names["sm120"]))

@@ -21,7 +21,7 @@ from ptx import divides_truly, ptx_of  # noqa: E402
 
 import kernels  # noqa: E402
 from kernels import context, fast  # noqa: E402
-from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx_quant, triton_quant  # noqa: E402
+from kernels.backends import _launch, _triton_kernels, _triton_mx_quant, triton_mx, triton_mx_quant, triton_quant  # noqa: E402
 from kernels.backends.declaration import Blocks  # noqa: E402
 from kernels.config import Config, use_config  # noqa: E402
 from kernels.mx_blocks import FP4_VALUES, fp4_codes  # noqa: E402
@@ -114,6 +114,16 @@ def test_shared_scale_bytes_compile_for_sm90(prepared: tuple[Any, ...]) -> None:
         assert "div.full" not in ptx and "ex2.approx.ftz" in ptx and "rcp.approx.ftz" in ptx
         return
     assert divides_truly(ptx) if divides else "div.rn.f32" not in ptx and "div.full" not in ptx
+
+
+@pytest.mark.parametrize("factors", range(4))
+def test_a_block_scaled_product_compiles_for_sm90(factors: int) -> None:
+    """Without a factor, with one, with one of each group and of each row."""
+    values = (triton_mx.DENSE, 2, 2, 1, 1, 128, 128, 16, 16, factors, 0, 0)  # NVFP4 on both sides, in tiles
+    launch = triton_mx._prepared("mx_kernel", triton_mx.Tile(16, 64, 128, 4), 90, *values)
+    types = dict.fromkeys(("a", "sa", "b", "sb"), "*i32") | dict.fromkeys(("out", "table", "bias"), "*bf16")
+    ptx = ptx_of(launch.kernel, launch.constants, types | {"alpha": "*fp32"})
+    assert ptx.count(".entry") == 1 and "wgmma" in ptx
 
 
 @pytest.mark.parametrize(("kind", "divides"), [("mxfp8", False), ("mxfp4", False), ("nvfp4", True)])

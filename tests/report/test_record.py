@@ -10,21 +10,24 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 import record_subjects
 from reports import every_status, many, outcome, read_outcome
+from rich.console import Console
 
-from oracle.cli import main
+from oracle.cli import main, runs
 from oracle.errors import FixtureError, OptionError
 from oracle.harness import provenance
+from oracle.harness.runner import Item
 from oracle.report import record
 from oracle.report.files import to_json
 from oracle.report.outcome import Report
 from oracle.report.record import Run
 from oracle.routines import cases
-from oracle.verdict.compare import Status
+from oracle.verdict.compare import Status, Verdict
 from tests.support.commandline import Cli
 from tests.support.forked import forked
 from tests.support.paths import ROOT
@@ -78,6 +81,37 @@ class TestResume:
         assert verify(cli, path, "--resume") == 0
         assert len(record_subjects.calls) == 5
         assert record.read(path).report().ok
+
+    def test_the_time_is_up(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """What was judged is reported and goes on; no number of seconds is one that has passed."""
+        path = tmp_path / "run.jsonl"
+        provide(monkeypatch, "slow")
+        monkeypatch.setenv("SLOW_SUBJECT", "1.5")
+        words = ("verify", "--contract", "fp8_gemm_nt", "--subject", "slow", "--fixtures", "none", "--record", path)
+        ran = cli(*words, "--seconds", 2)
+        partial = record.read(path).report()
+        assert ran.status == 130 and partial.unfinished == 5 - len(partial.outcomes) > 0
+        assert f"not judged in 2 s: {partial.unfinished} case" in ran.err
+        monkeypatch.setenv("SLOW_SUBJECT", "0")
+        assert cli(*words, "--resume").status == 0
+        assert len(record.read(path).outcomes) == 5
+        assert "--seconds 0: give" in cli(*words, "--resume", "--seconds", 0).err
+
+    def test_what_was_judged_behind_the_first_that_is_missing(self) -> None:
+        """It is recorded and reported where the run ends, beside what an earlier run had judged."""
+        verdict = Verdict(Status.PASSED, "PASSED")
+        items = [Item(f"c/{name}", "c", "s", "cpu", lambda: verdict) for name in "abcd"]
+        recorded: list[str] = []
+        recorder = SimpleNamespace(append=lambda key, _: recorded.append(key))
+        asked = (items, "abcd", (None, None, items[2].outcome(), None), Console(quiet=True), (), recorder)
+        pool, left = lambda tasks, started: (items[number].outcome() for number in tasks[:1]), {3: items[3].outcome()}
+        done = runs._judge(*asked, pool, left, verbose=False)  # type: ignore[arg-type]  # stand-ins
+        assert [one.id for one in done] == ["c/a", "c/c", "c/d"] and recorded == ["a", "d"]
+
+    def test_one_case_of_each_routine_comes_first(self) -> None:
+        items = [Item(f"{name}/{at}", name, "s", "cpu", list, call=f"{name}{at}") for name in "ab" for at in range(2)]
+        assert runs._together(items, range(4)) == [[0], [1], [2], [3]]
+        assert runs._together(items, range(4), each=True) == [[0], [2], [1], [3]]
 
     def test_only_the_rest_runs(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         path = tmp_path / "run.jsonl"

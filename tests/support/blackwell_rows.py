@@ -45,6 +45,8 @@ class Row(NamedTuple):
     config: Config = Config()
     powers: bool = False
     """Whether scales are powers of two, and the call says that they are."""
+    alphas: bool = False
+    """Whether every row has an alpha of its own."""
 
 
 MX8 = "mm_mxfp8/e4m3xe4m3-bf16/1x32/m=130,n=160,k=256"
@@ -97,6 +99,11 @@ INDEXERS = (
     "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token/b=4,t=2,n=300,h=64,d=128",
 )
 RUNS = "group_gemm_fp8_nt_groupwise/e4m3xe4m3-bf16/1x128:128x128/m=148,n=256,k=640,g=3"
+OF_EXPERTS = (
+    # of float32 scales: tiles that name their expert, and a matrix for each
+    "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=256,k=256,g=4",
+    "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=256,k=640,g=3",
+)
 HEADS = "fp8_gemm_nt_skip_head_mid/e4m3xe4m3-bf16/1x128:128x128/m=33,n=384,k=256"
 NV_LAYER, MIXED_LAYER = "nvfp4/bf16xe2m1-bf16/1x16:1x16", "mxfp8_mxfp4/bf16xe2m1-bf16/1x32:1x32"
 LAYERS = (
@@ -151,9 +158,19 @@ ROWS = (
     *(Row(RUNS, arch, (), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(case, arch, (), VLLM) for case in (*LINEAR, BLOCK_LINEAR) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(GROUPED + size, arch, (), VLLM) for size in ("m=70", "m=40") for arch in ("sm100", "sm103")),
+    *(Row(GROUPED + size, "sm100", ("vllm_ops",), "torch") for size in ("m=70", "m=40")),
     *(Row(PER_TENSOR, arch, (), "flashinfer") for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, (), VLLM) for arch in ("sm100", "sm103", "sm120", "sm121")),
     *(Row(BLOCK, arch, ("vllm_ops",), FI) for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(BLOCK, arch, (ALONE,), "flashinfer_trtllm") for arch in ("sm100", "sm103")),
+    *(Row(BLOCK, arch, ("deep_gemm",), VLLM, powers=True) for arch in ("sm100", "sm103", "sm120", "sm121")),
+    *(Row(MX4.replace("n=136,k=288", "n=128,k=256") + "/alpha=none", arch, ("cutlass_dsl", "cudnn"), "deep_gemm")
+      for arch in ("sm100", "sm103", "sm120")),
+    *(Row(case, arch, (), FI) for case in OF_EXPERTS for arch in ("sm100", "sm103", "sm120", "sm121")),
+    Row(NV4, "sm103", (ALONE,), FI, CUTS),
+    *(Row(case, arch, (), "flashinfer_cute_dsl", alphas=True) for case in (NV4, MX4) for arch in ("sm100", "sm103")),
+    Row(FEW4, "sm100", (), "flashinfer_cute_dsl", CUTS, alphas=True),
+    Row(NV4.replace("n=160", "n=144"), "sm121", ("cutlass_dsl",), "flashinfer_cudnn"),
 )  # fmt: skip  # a table, one row a line
 
 
@@ -194,6 +211,8 @@ def serve(row: Row, family: str = "randn") -> Served:
     case = cases.parse(f"{row.case}/family={family}/seed=3")
     inputs, options = case.inputs(), dict(case.call_options())
     extra = {"row_alignment": 4} if case.contract.startswith(("group_gemm_mx", "group_gemm_nv")) else {}
+    if row.alphas:
+        inputs["alpha"] = torch.tensor((0.5, 3.0, -0.75)).repeat(len(inputs["a"]))[: len(inputs["a"])]
     config = dataclasses.replace(row.config, backend=row.backend) if ALONE in row.without else row.config
     served = SERVED[case.contract]
     call = served.verb
@@ -218,12 +237,37 @@ def serve(row: Row, family: str = "randn") -> Served:
 
 def verdict(served: Served, out: Tensor, arch: str, numerics: str | None = None) -> Status:
     options = {name: value for name, value in served.options.items() if name != "out_dtype"}
-    made = oracle.judge(served.contract, served.inputs, out, arch=arch, numerics=numerics, explain="off", **options)
-    return made.status
+    for inputs, rows in by_alpha(served.inputs):
+        whole = out
+        if rows is not None:  # what the contract, which has one alpha, says of these rows
+            stored = {**options, **stored_as(served.contract, out)}
+            if numerics is None:
+                made = oracle.reference(served.contract, inputs, **stored)
+            else:
+                made = oracle.predict(served.contract, inputs, numerics=numerics, **stored)
+            assert isinstance(made, Tensor)
+            whole = made
+            whole[rows] = out[rows]
+        judged = oracle.judge(served.contract, inputs, whole, arch=arch, numerics=numerics, explain="off", **options)
+        if judged.status is not Status.PASSED:
+            return judged.status
+    return Status.PASSED
+
+
+def by_alpha(inputs: dict[str, Tensor]) -> Iterator[tuple[dict[str, Tensor], Tensor | None]]:
+    """The inputs with one alpha, and the rows ``[M]`` that have it; None for all."""
+    alpha = inputs.get("alpha")
+    if alpha is None or alpha.shape != inputs["a"].shape[:1] or len(alpha) == 1:
+        yield inputs, None
+        return
+    for factor in alpha.unique():
+        yield {**inputs, "alpha": factor.reshape(1)}, alpha == factor
 
 
 def cropped(out: Tensor, like: Tensor) -> Tensor:
     """The first rows of an output, or of each of its matrices, in the shape of another."""
+    if out.dim() == 2 and like.dim() == 3:
+        out = out.view(like.shape[0], -1, like.shape[2])
     if out.dim() == 3 and out.shape[0] == like.shape[0]:
         return out[:, : like.shape[1]]
     return out.reshape(-1)[: like.numel()].view(like.shape)
@@ -318,7 +362,7 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield name, "second twice", {name: [value[0], value[1] * 2]}
         elif "scale" in name and isinstance(value, Tensor) and value.dtype is torch.float32:
             yield from ((name, how, {name: x}) for how, x in numbers(value))
-        elif name == "scale_major_mode":
+        elif name == "scale_major_mode" and value is not None:
             yield name, "the other", {name: "K"}
         elif name == "scale_granularity_mnk":
             yield name, "of 64", {name: (1, 64, 128)}
@@ -327,6 +371,9 @@ def mutants(call: Made) -> Iterator[tuple[str, str, dict[str, Any]]]:
         elif name == "alpha" and value is not None:
             yield name, "twice", {name: value * value}
             yield name, "not at all", {name: torch.ones_like(value)}
+            if value.numel() > 1:
+                yield name, "of the row before", {name: value.roll(1)}
+                yield name, "of the first row", {name: value[:1]}
         elif name == "alphas" or name.startswith("swiglu") and value is not None:
             yield name, "twice", {name: value * 2}
             if name != "alphas":
@@ -416,12 +463,16 @@ def changes(served: Served, arch: str) -> Iterator[tuple[str, str, bool]]:
     or an element lies outside of what any order of sums may give."""
     options = {name: value for name, value in served.options.items() if name != "out_dtype"}
     options |= {"combine": "STORED"} if "topk_ids" in served.inputs else stored_as(served.contract, served.out)
-    bounds = oracle.interval(served.contract, served.inputs, arch=arch, **options)["out"]
-    due = ~(torch.isinf(bounds.low) & torch.isinf(bounds.high) & (bounds.low < bounds.high))  # what any value may hold
+    low = high = torch.zeros(served.out.shape, dtype=torch.float64)
+    for inputs, rows in by_alpha(served.inputs):
+        bounds = oracle.interval(served.contract, inputs, arch=arch, **options)["out"]
+        mine = True if rows is None else rows[:, None]
+        low, high = (torch.where(torch.as_tensor(mine), x, y) for x, y in ((bounds.low, low), (bounds.high, high)))
+    due = ~(torch.isinf(low) & torch.isinf(high) & (low < high))  # what any value may hold
 
     def admissible(out: Tensor) -> bool:
         out = out.to(served.out.dtype)  # as the layer stores what it is given in float32
-        return bool(((out >= bounds.low) & (out <= bounds.high))[due].all())
+        return bool(((out >= low) & (out <= high))[due].all())
 
     right = served.call.again()  # of more rows where the layer pads them
     assert admissible(cropped(right, served.out))

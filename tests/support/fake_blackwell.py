@@ -33,7 +33,7 @@ from kernels.backends import cutlass, deep_gemm, eager, flashinfer, triton_mx, t
 from kernels.config import Config, use_config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
-from kernels.support import MIXED, RUNS
+from kernels.support import ALIGNED, MIXED, RUNS
 from oracle.tensorcore.instructions import ALIKE
 from oracle.truth.layout import swizzle_scale, unrotate_weights, unswizzle_scale
 
@@ -226,7 +226,7 @@ class Libraries:
         need({a_descale.dtype, b_descale.dtype} <= {torch.uint8, E4M3}, "scales")
         need(alpha is None or alpha.dtype is torch.float32, "alpha must be float32")
         need(alpha is None or alpha.numel() == 1 or alpha.numel() == a.shape[0], "alpha must be a scalar")
-        need(alpha is None or alpha.numel() == 1, "per-token alpha is the CuTe DSL's, which no plan asks for")
+        need(alpha is None or alpha.numel() == 1 or backend == "cute-dsl", "per-token alpha is the CuTe DSL's")
         need(out_dtype in HALVES, "unsupported output dtype")
         need(block_size == (16 if use_nvfp4 else 32), "block_size")
         need(not use_8x4_sf_layout, "only TRTLLM supports 8x4")
@@ -241,12 +241,16 @@ class Libraries:
         operands = {"a": dense("a", a), "b": dense("b", b.t()).t()}
         operands["a_descale"] = flat(dense("a_descale", a_descale), tiles(m, columns))
         operands["b_descale"] = flat(dense("b_descale", b_descale.t()), tiles(n, columns))
-        if alpha is not None:
-            operands["alpha"] = alpha.reshape(1)
         chain = "chain_nvf4" if use_nvfp4 else "chain_mxf4"
         options = {"block_size": block_size, "use_nvfp4": use_nvfp4}
         one = "cutlass" if backend == "cute-dsl" and not use_nvfp4 else backend  # its MXFP4 kernels never cut K
-        return self.multiply("mm_fp4", operands, dense("out", out), chain, one, **options)
+        dense("out", out)
+        for factor in (None,) if alpha is None else alpha.unique():  # the product of each, of which rows are taken
+            mine = operands if factor is None else {**operands, "alpha": factor.reshape(1)}
+            made = self.multiply("mm_fp4", mine, torch.empty_like(out), chain, one, **options)
+            rows = slice(None) if alpha is None else (alpha == factor).expand(m)
+            out[rows] = made[rows]
+        return out
 
     def bmm_mxfp8(
         self,
@@ -368,21 +372,25 @@ class Libraries:
         """``a [M, K]`` by ``b [N, K]`` with float32 scales, whose shapes nobody checks; on sm120 a kernel that cannot
         take the operands writes nothing."""
         self.claims("gemm_fp8_nt_groupwise", backend)
-        need(backend == "cutlass" and scale_major_mode in ("MN", "K"), "scale_major_mode is required in CUTLASS")
+        trtllm = backend == "trtllm"
+        need(trtllm or scale_major_mode in ("MN", "K"), "scale_major_mode is required in CUTLASS")
         need(a.dim() == b.dim() == 2 and a.shape[1] == b.shape[1], "Shape mismatch")
         need(scale_granularity_mnk == (1, 128, 128), "granularity")
         (m, k), n = a.shape, b.shape[0]
         out_dtype = out_dtype or torch.bfloat16 if out is None else out.dtype
         need(out_dtype in HALVES, "unsupported output dtype")
         out = torch.empty(m, n, dtype=out_dtype) if out is None else out
+        need(not trtllm or k >= 256 and out.dtype is torch.bfloat16, "TensorRT-LLM writes bf16 of K from 256")
         if k % 16 or n % 8 or m % 4 or a.data_ptr() % 16 or b.data_ptr() % 16:
             need(self.machine.sm in TWELVE, "can_implement failed")
             return out
         shapes = (
             ((k // 128, m), (k // 128, n // 128)) if scale_major_mode == "MN" else ((m, k // 128), (n // 128, k // 128))
         )
+        shapes = ((k // 128, m), (n // 128, k // 128)) if trtllm else shapes
         memory = [address(x, shape) for x, shape in zip((a_scale, b_scale), shapes, strict=True)]
-        left, right = (x.t() if scale_major_mode == "MN" else x for x in memory)
+        turned = (True, False) if trtllm else (scale_major_mode == "MN",) * 2
+        left, right = (x.t() if turn else x for x, turn in zip(memory, turned, strict=True))
         operands = {"a": dense("a", a), "b": dense("b", b), "a_scale": left.contiguous(), "b_scale": right.contiguous()}
         return self.multiply("fp8_gemm_nt", operands, dense("out", out), "", "exact")
 
@@ -1092,6 +1100,32 @@ class Libraries:
         contract = f"torch_per_{'tensor' if single else 'token'}_w8a8_scaled_mm"
         return self.multiply(contract, operands, torch.empty(m, n), "", "exact")
 
+    def _scaled_grouped_mm(
+        self,
+        mat_a: Tensor,
+        mat_b: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        offs: Tensor | None = None,
+        bias: Tensor | None = None,
+        scale_result: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        use_fast_accum: bool = False,
+    ) -> Tensor:
+        """``mat_a [M, K]`` by ``mat_b [G, K, N]``, column-major matrices; a scale of every row and column."""
+        need(self.machine.sm == 100, "kernels for sm90 and sm100")
+        need(mat_a.dtype is mat_b.dtype is E4M3 and mat_a.shape[1] == mat_b.shape[1], "mat_a and mat_b")
+        need(bias is None and scale_result is None and not use_fast_accum and out_dtype is torch.bfloat16, "options")
+        (m, k), (groups, _, n) = mat_a.shape, mat_b.shape
+        need(k % 16 == n % 16 == 0 and offs is not None and offs.dtype is torch.int32 and len(offs) == groups, "offs")
+        need(scale_a.dtype is scale_b.dtype is torch.float32, "scales")
+        need(tuple(scale_a.shape) == (m,) and tuple(scale_b.shape) == (groups, n), "scales")
+        need(scale_a.is_contiguous() and scale_b.is_contiguous(), "scales must be dense")
+        operands = {"a": dense("mat_a", mat_a), "b": dense("mat_b", mat_b.mT), "scale_a": scale_a[:, None]}
+        operands |= {"scale_b": scale_b, "offsets": offs}
+        out = torch.full((m, n), float("nan"), dtype=out_dtype)
+        return self.multiply("scaled_grouped_mm", operands, out, "", "exact")
+
     def scaled_grouped_mm(
         self,
         mat_a: Tensor,
@@ -1262,7 +1296,8 @@ def simulated(machine: Machine, config: Config | None = None, *, own: Collection
     patch.setattr(cutlass, "operators", lambda: operators)
     for name in ("scaled_mm", "scaled_grouped_mm"):
         patch.setattr(torch.nn.functional, name, fakes.recorded(name), raising=False)
-    patch.setattr(torch, "_scaled_mm", fakes.recorded("_scaled_mm"))
+    for name in ("_scaled_mm", "_scaled_grouped_mm"):
+        patch.setattr(torch, name, fakes.recorded(name))
     decide, gpu = routes._decide, torch.device("cuda")
     patch.setattr(routes, "_decide", lambda op, device, *key: decide(op, gpu, *key))
     flashinfer.library.cache_clear()
@@ -1288,7 +1323,7 @@ def described(arch: str, packages: Mapping[str, str]) -> Iterator[Libraries]:
 
 def grid(op: str) -> list[Problem]:
     """Problems of an operation around its limits."""
-    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight", RUNS)
+    eight = ("mxfp8_product", "mxfp8_batched", "mxfp8_tight", RUNS, *ALIGNED)
     packed: dict[str, Any] = {} if op in eight else {"b_dtype": "uint8"}
     packed |= {"a_dtype": "uint8"} if op.startswith(("nvfp4", "mxfp4")) else {}
     packed |= {"a_width": 128, "b_width": 32} if op in MIXED else {}

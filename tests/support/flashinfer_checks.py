@@ -28,7 +28,7 @@ from kernels.backends.declaration import Product, Rows, Scales
 from kernels.config import Config
 from kernels.platform import Machine, use_machine
 from kernels.records import Problem
-from kernels.support import BLACKWELL, BLOCKS, MX_LAYERS, RUNS
+from kernels.support import ALIGNED, BLACKWELL, BLOCKS, MX_LAYERS, RUNS
 from tests.support.fake_blackwell import grid, tiles
 
 CUDA = "13.0"
@@ -76,6 +76,15 @@ def arguments(name: str, p: Problem) -> tuple[str, dict[str, Any]]:
             operands = (empty(m, k, dtype=E4M3), empty(m, k // 128, dtype=torch.float32))
             weight = (empty(groups, n, k, dtype=E4M3), empty(groups, n // 128, k // 128, dtype=torch.float32))
             backend.block_runs(*operands, *weight, empty(m, n, dtype=out_dtype), empty(groups + 1, dtype=torch.int32))
+            return passed[0]
+        if p.op in ALIGNED:
+            masked = p.op == "grouped_masked"
+            rows = (groups, m) if masked else (m,)
+            operands = (empty(*rows, k, dtype=E4M3), empty(*rows, k // 128, dtype=torch.float32))
+            weight = (empty(groups, n, k, dtype=E4M3), empty(groups, n // 128, k // 128, dtype=torch.float32))
+            named = empty(groups if masked else m, dtype=torch.int32)
+            more = (m, True) if masked else (True,)
+            getattr(backend, p.op)(*operands, *weight, empty(*rows, n, dtype=out_dtype), named, *more)
             return passed[0]
         batched, grouped = p.op == "mxfp8_batched", p.op.endswith("grouped")
         width = 16 if p.op.startswith("nvfp4") else 32

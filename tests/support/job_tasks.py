@@ -39,3 +39,20 @@ def slowly() -> Iterator[Callable[[int], int]]:
         return number * number
 
     yield run
+
+
+@contextmanager
+def numbers() -> Iterator[Callable[[int], int]]:
+    """The number itself."""
+    yield lambda number: number
+
+
+@contextmanager
+def first_never() -> Iterator[Callable[[int], int]]:
+    """The number itself; for the first one after an hour."""
+
+    def run(number: int) -> int:
+        time.sleep(0 if number else 3600)
+        return number
+
+    yield run

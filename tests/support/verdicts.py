@@ -1,6 +1,7 @@
 """Write every verdict of the suite into one folder, times apart: two versions that judge alike write the same bytes.
 
-    python tests/support/verdicts.py OUT [--profile quick] [--legal 500] [--fixtures fixtures]
+    python tests/support/verdicts.py OUT [--profile quick] [--legal 500] [--fixtures fixtures] [--only PART ...]
+                                      [--contracts NAME ...]
 
 Only the command line is used, so that the script runs on any version whose ``python -m oracle`` is found:
 
@@ -9,7 +10,12 @@ Only the command line is used, so that the script runs on any version whose ``py
     faults.txt     the fault catalogue with the contracts of each fault
     golden-ARCH.json, golden-ARCH-changed.json
                    the goldens' expected outputs judged as somebody's answers, as they are and with one bit flipped
+    plan-ARCH.json what the layer takes there with every package, and of each other backend why not
     SHA256SUMS     of the above
+
+``--only`` writes some of these: faults, golden, plan, verify, mutate; ``--contracts`` writes verify-NAME.json of these
+routines and their captures, in the place of verify.json. A worktree of an earlier commit is compared by
+running this file there (``python /here/tests/support/verdicts.py``), and then ``diff`` of both SHA256SUMS.
 
 ``seconds``, ``started``, ``versions`` and ``machine`` are left out, everything else is kept.
 """
@@ -28,6 +34,7 @@ from typing import Any
 
 TIMES = ("seconds", "started", "versions", "machine", "unfinished")
 ARCHES = ("cpu", "sm90")
+PARTS = ("faults", "golden", "plan", "verify", "mutate")
 
 
 def cli(*words: str, admitted: tuple[int, ...] = (0, 1)) -> str:
@@ -70,15 +77,21 @@ def main() -> None:
     parser.add_argument("--profile", default="quick")
     parser.add_argument("--legal", default="500", help="random legal variants to judge")
     parser.add_argument("--fixtures", default="fixtures")
+    parser.add_argument("--contracts", nargs="+", default=(), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
     arguments = parser.parse_args()
     out: Path = arguments.out
     shutil.rmtree(out, ignore_errors=True)
     (out / "scratch").mkdir(parents=True)
     os.environ["FP8_ORACLE_FIXTURES"] = str(Path(arguments.fixtures).resolve())
-    (out / "faults.txt").write_text(cli("mutate", "--list"))
+    if "faults" in arguments.only:
+        (out / "faults.txt").write_text(cli("mutate", "--list"))
+    for arch in ARCHES if "plan" in arguments.only else ():
+        write(out / f"plan-{arch}.json", cli("plan", "--arch", arch, "--json", "-"))
     exported = out / "scratch" / "goldens"
-    cli("fixtures", "export", str(exported))
-    for flip in (False, True):
+    if "golden" in arguments.only:
+        cli("fixtures", "export", str(exported))
+    for flip in (False, True) if "golden" in arguments.only else ():
         theirs = out / "scratch" / f"answers{'-changed' if flip else ''}"
         answers(exported, theirs, flip=flip)
         for arch in ARCHES:
@@ -86,10 +99,14 @@ def main() -> None:
             words = ("fixtures", "judge", str(exported), "--outputs", str(theirs), "--arch", arch)
             cli(*words, "--json", str(report), admitted=(0, 1, 2))  # 2: a routine has no model of this arch
             write(out / f"golden-{arch}{'-changed' if flip else ''}.json", report.read_text())
+    judged = ("verify", "--quiet", "--profile", arguments.profile)
+    named = {f"verify-{name}": (*judged, "--contract", name) for name in arguments.contracts} or {"verify": judged}
     for name, words in {
-        "verify": ("verify", "--quiet", "--profile", arguments.profile),
+        **named,
         "mutate": ("mutate", "--profile", arguments.profile, "--legal", arguments.legal),
     }.items():
+        if name.partition("-")[0] not in arguments.only:
+            continue
         report = out / "scratch" / f"{name}.json"
         cli(*words, "--json", str(report))
         write(out / f"{name}.json", report.read_text())
