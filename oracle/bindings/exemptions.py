@@ -26,7 +26,7 @@ RECURRENT = "a gate of a recurrent state, in bfloat16 and float32"
 STATE = "keeps a recurrent state of linear attention, in bfloat16 or float32, where others keep keys and values"
 FORWARDS = "hands its tensors to routines that are counted themselves; no arithmetic of its own"
 BIASED = "hands its tensors to routines that are counted themselves, and adds a bias in 16 bits"
-VIEWS = "a view of its argument in another shape; no element changes"
+LOW_RANK = "hands its tensors to routines that are counted themselves, and multiplies the low-rank part in bfloat16"
 PICKS = "picks tokens or samples; no expert is chosen"
 TRIED = "a reference of the library for its own tests"
 ADAPTERS = "a low-rank adapter in bfloat16"
@@ -102,6 +102,9 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "flashinfer.fused_moe.cute_dsl.rubin.*:create_*": RANDOM,
         "flashinfer.cute_dsl.sparse.*:compute_softmax_scale_log2": PLAIN,
         "flashinfer.mla._core:convert_compressed_page_aligned_*": PAGES,
+        "flashinfer.cudnn.decode:cudnn_batch_decode_with_kv_cache": PLAIN,  # it takes no scale
+        "flashinfer.cascade:MultiLevelCascadeAttentionWrapper": FORWARDS,
+        "flashinfer.gemm.gemm_svdquant:svdquant_linear": LOW_RANK,
     },
     "vllm": {
         "vllm.model_executor.layers.fused_moe.oracle.*:make_*": RECORD,
@@ -135,6 +138,7 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "vllm.model_executor.layers.quantization.bitsandbytes:calculate_quant_ratio": RECORD,
         "vllm.model_executor.layers.quantization.humming:prepare_moe_param": RECORD,
         "vllm.model_executor.layers.quantization.fp_quant:fused_quantize_*": FORWARDS,
+        "vllm._custom_ops:fusedQuantizeMx": FORWARDS,
         "vllm.model_executor.layers.quantization.utils.fp8_utils:deepgemm_post_process_*": FORWARDS,
         "vllm.model_executor.layers.quantization.quark.*:gemm_with_dynamic_quant": ELSEWHERE,
         "vllm.model_executor.layers.quantization.quark.utils:quark_quantize_weight_to_mxfp4": ELSEWHERE,
@@ -281,6 +285,22 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "reswizzle_sf": "swizzle_scale",
         "unswizzle_sf": "from_blocked",
         "trtllm_low_latency_gemm": "cutlass_scaled_mm",
+        # of queries, keys and values of E4M3; others are in 16 bits
+        "BatchPrefillPagedTSWrapper": "BatchPrefillWithPagedKVCacheWrapper",
+        "batch_prefill_with_paged_kv_cache": "BatchPrefillWithPagedKVCacheWrapper",
+        "trtllm_batch_context_with_kv_cache": "BatchPrefillWithPagedKVCacheWrapper",
+        "trtllm_batch_decode_with_kv_cache": "BatchPrefillWithPagedKVCacheWrapper",  # one query a sequence, or a few
+        "cudnn_batch_prefill_with_kv_cache": "BatchPrefillWithRaggedKVCacheWrapper",
+        # rows of blocks are sequences, blocks of columns their pages
+        "BlockSparseAttentionWrapper": "BatchPrefillWithPagedKVCacheWrapper",
+        # sequences of one length, heads whose values are narrower than their keys
+        "fmha_v2_prefill_deepseek": "mha_fwd",
+        "fmha_v2_prefill_sm120": "mha_fwd",
+        "trtllm_ragged_attention_deepseek": "mha_fwd",
+        "xqa_batch_decode_with_kv_cache": "decode_attention_fwd",
+        "sparse_mla_sm120_decode_dsv3_2": "flash_mla_with_kvcache",  # whose queries are coded in blocks first
+        # codes in groups of 256 with a floor of 1e-12, of what a rank has and again of the sum in float32
+        "quantized_all_reduce": "per_token_group_quant_fp8",
     },
     "deep_gemm": {
         # the quantiser of both; ids and weights are moved, and padded with -1 and 0
