@@ -344,8 +344,6 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "marlin_gemm_moe": "moe_wna16_marlin_gemm",
         "invoke_fused_moe_wna16_cuda_kernel": "moe_wna16_gemm",
         "invoke_fused_moe_wna16_triton_kernel": "moe_wna16_gemm",
-        "static_scaled_int8_quant": "scaled_int8_quant",
-        "dynamic_scaled_int8_quant": "scaled_int8_quant",
         "swizzle_mxfp4_scales": "swizzle_scale",
         "swizzle_mxfp8_scale": "swizzle_scale",
         "dequant_mxfp8_to_bf16": "mxfp8_dequantize",
