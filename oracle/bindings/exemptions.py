@@ -298,6 +298,22 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "fmha_v2_prefill_sm120": "mha_fwd",
         "trtllm_ragged_attention_deepseek": "mha_fwd",
         "xqa_batch_decode_with_kv_cache": "decode_attention_fwd",
+        "BatchDecodeWithPagedKVCacheWrapper": "decode_attention_fwd",
+        "BatchAttention": "unified_attention",
+        # one head of keys, whose first columns are the values
+        "BatchDecodeMlaWithPagedKVCacheWrapper": "mha_fwd",
+        "BatchMLADecodePagedTSWrapper": "mha_fwd",
+        "BatchMLAPagedAttentionWrapper": "mha_fwd",
+        "batch_decode_mla_with_paged_kv_cache": "mha_fwd",
+        "prims_ts_batch_decode_with_kv_cache_mla": "mha_fwd",
+        "trtllm_batch_decode_with_kv_cache_mla": "mha_fwd",
+        "xqa_batch_decode_with_kv_cache_mla": "mha_fwd",
+        "xqa_mla": "mha_fwd",
+        "batch_decode_sparse_mla_dsv4": "trtllm_batch_decode_sparse_mla_dsv4",
+        "sparse_mla_sm120_decode_dsv4": "trtllm_batch_decode_sparse_mla_dsv4",
+        "msa_sparse_decode_attention": "msa_sparse_attention",
+        # ids and weights given, packed in one word
+        "trtllm_mxint4_block_scale_routed_moe": "trtllm_mxint4_block_scale_moe",
         "sparse_mla_sm120_decode_dsv3_2": "flash_mla_with_kvcache",  # whose queries are coded in blocks first
         # codes in groups of 256 with a floor of 1e-12, of what a rank has and again of the sum in float32
         "quantized_all_reduce": "per_token_group_quant_fp8",
@@ -389,6 +405,10 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "convert_weight_to_mxfp4_moe_kernel_format": "prepare_moe_mxfp4_layer_for_marlin",
         "convert_gpt_oss_weight_to_mxfp4_moe_kernel_format": "prepare_moe_mxfp4_layer_for_marlin",
         "convert_to_wna16_moe_kernel_format": "gptq_marlin_repack",
+        # of a key whose last columns were rotated; queries are normalised and rotated in 16 bits
+        "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert": "quantize_and_insert_k_cache",
+        # of a head that was rotated; its scale goes into the weight, or its codes are those of per_token_cast_to_fp4
+        "fused_indexer_q_rope_quant": "indexer_k_quant_and_cache",
     },
     "sglang": {
         "cutlass_scaled_fp4_mm": "mm_fp4",
@@ -435,6 +455,10 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "flash_attn_varlen_func": "mha_fwd",
         "flash_attn_with_kvcache": "mha_fwd",
         "fwd_kvcache_mla": "flash_mla_with_kvcache",
+        # of a key that was normalised, and whose last columns were rotated
+        "dsv4_fused_k_norm_rope_flashmla": "quantize_and_insert_k_cache",
+        # of a head that was rotated, then transformed by Hadamard's matrix; its scale goes into the weight
+        "dsv4_fused_q_indexer_rope_hadamard_quant": "indexer_k_quant_and_cache",
         # one head of keys, whose first columns are the values
         "fwd_kvcache_mla_fp8": "mha_fwd",
     },
