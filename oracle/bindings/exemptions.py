@@ -310,6 +310,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "xqa_batch_decode_with_kv_cache_mla": "mha_fwd",
         "xqa_mla": "mha_fwd",
         "batch_decode_sparse_mla_dsv4": "trtllm_batch_decode_sparse_mla_dsv4",
+        # of queries and keys less their means, and of values transposed; without a global scale
+        "nvfp4_attention_sm120_quantize_qkv": "nvfp4_quantize",
         "sparse_mla_sm120_decode_dsv4": "trtllm_batch_decode_sparse_mla_dsv4",
         "msa_sparse_decode_attention": "msa_sparse_attention",
         # ids and weights given, packed in one word

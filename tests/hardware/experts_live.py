@@ -16,6 +16,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -56,10 +57,8 @@ def captured(rows: list[Row], arch: str, seconds: float, out: Path) -> str:
         command += ["--provider", "oracle.harness.bound:subjects", "--explain", "off", "--keep", f"{place}/kept"]
         for name in names:
             command += ["--subject", name]
-        try:
+        with suppress(subprocess.TimeoutExpired):  # what was kept until then is there
             subprocess.run(command, timeout=max(seconds, 1.0), capture_output=True, check=False)
-        except subprocess.TimeoutExpired:
-            pass  # what was kept until then is there
         kept = sorted(Path(place).rglob("*"), key=lambda path: path.stat().st_size)
         size, packed = 0, 0
         with tarfile.open(out / "captures.tar.gz", "w:gz") as archive:

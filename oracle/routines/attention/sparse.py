@@ -1,5 +1,5 @@
 """Contracts of attention of 16-bit queries over chosen keys: DeepSeek-V4's pages, whose values are the keys, and MSA's
-blocks of 128 keys.
+blocks of keys.
 
 Sources: FlashInfer 0.6.18.post1 mla/_core.py ``trtllm_batch_decode_sparse_mla_dsv4`` (packed pools of sm120) and
 mla/_sparse_mla_sm120.py, FlashMLA's sparse decode over the same pages; msa_ops/sparse_prefill.py and sparse_decode.py.
@@ -28,8 +28,8 @@ from oracle.routines.kv_cache.writers import columns, rows
 from oracle.routines.traits import Kind
 from oracle.truth.attention import Attention
 
-WIDTH, KEYS = NOPE + ROPE, 128
-"""Columns of a key of DeepSeek-V4, and keys of a block of MSA."""
+WIDTH = NOPE + ROPE
+"""Columns of a key of DeepSeek-V4."""
 
 
 class Chosen(WideAttention):
@@ -127,19 +127,19 @@ class SparseMlaDsv4(Chosen):
 @register
 class MsaSparseAttention(Chosen):
     """Sequence ``b`` has the queries ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` and the first ``seqused_k[b]`` keys
-    of its pages of 128. A query sees the blocks ``q2k_indices[g, t]`` of KV head ``g`` alone, ascending, -1 behind the
-    last, and with ``causal`` no key behind its place, the last query at the last key. ``v_global_scale`` multiplies
-    the output. Every query sees a key."""
+    of its pages of P; P and D are 128 in the library. A query sees the pages ``q2k_indices[g, t]`` of its sequence for
+    KV head ``g`` alone, ascending, -1 behind the last, and with ``causal`` no key behind its place, the last query at
+    the last key. ``v_global_scale`` multiplies the output. Every query sees a key."""
 
     name = "msa_sparse_attention"
-    summary = "attention of 16-bit queries over chosen blocks of 128 keys of a paged E4M3 cache"
+    summary = "attention of 16-bit queries over chosen pages of an E4M3 cache"
     source = "FlashInfer flashinfer.msa_ops msa_sparse_attention and msa_sparse_decode_attention, paged E4M3 keys"
     returns = ("out", "lse")
-    shapes: ClassVar[Mapping[str, str]] = {"out": "[T, H, 128]", "lse": "[T, H]"}
+    shapes: ClassVar[Mapping[str, str]] = {"out": "[T, H, D]", "lse": "[T, H]"}
     inputs = (
-        TensorSpec("q", Kind.VALUES, HALVES, ("T", "H", "128"), "queries"),
-        TensorSpec("k", Kind.CODES, E4M3, ("C", "G", "128", "128"), "pages of key codes"),
-        TensorSpec("v", Kind.CODES, E4M3, ("C", "G", "128", "128"), "pages of value codes"),
+        TensorSpec("q", Kind.VALUES, HALVES, ("T", "H", "D"), "queries"),
+        TensorSpec("k", Kind.CODES, E4M3, ("C", "G", "P", "D"), "pages of key codes"),
+        TensorSpec("v", Kind.CODES, E4M3, ("C", "G", "P", "D"), "pages of value codes"),
         TensorSpec("q2k_indices", Kind.POSITIONS, INT32, ("G", "T", "K"), "blocks of each query; -1: none"),
         TensorSpec("cu_seqlens_q", Kind.OFFSETS, INT32, ("E",), "first query of each sequence, and the end"),
         TensorSpec("page_table", Kind.PAGES, INT32, ("B", "L"), "pages of each sequence"),
@@ -147,7 +147,7 @@ class MsaSparseAttention(Chosen):
     )
     options = (
         OptionSpec("causal", False, (False, True), "no key behind the place of a query"),
-        OptionSpec("softmax_scale", None, None, "what multiplies a score; None: 128^-0.5"),
+        OptionSpec("softmax_scale", None, None, "what multiplies a score; None: D^-0.5"),
         OptionSpec("v_global_scale", None, None, "what multiplies the output; None: 1"),
     )
 
@@ -164,12 +164,14 @@ class MsaSparseAttention(Chosen):
             positive_or_none(self.name, options, name)
         check_spans(self.name, "cu_seqlens_q", inputs["cu_seqlens_q"], bound["T"])
         used, table, blocks = inputs["seqused_k"], inputs["page_table"], inputs["q2k_indices"]
-        if bound["E"] != bound["B"] + 1 or not bool(((used >= 0) & (used <= KEYS * bound["L"])).all()):
-            raise InputError(f"{self.name}: seqused_k is {used.tolist()}; a sequence has {KEYS * bound['L']} keys")
-        read = table[torch.arange(bound["L"], device=table.device) * KEYS < used[:, None]]
+        if bound["E"] != bound["B"] + 1 or not bool(((used >= 0) & (used <= bound["P"] * bound["L"])).all()):
+            raise InputError(
+                f"{self.name}: seqused_k is {used.tolist()}; a sequence has {bound['P'] * bound['L']} keys"
+            )
+        read = table[torch.arange(bound["L"], device=table.device) * bound["P"] < used[:, None]]
         check_pages(self.name, "page_table", read, bound["C"])
         behind = blocks.to(torch.int64).masked_fill(blocks < 0, 1 << 40)
-        last = ((used - 1) // KEYS).repeat_interleave(inputs["cu_seqlens_q"].diff().to(torch.int64))
+        last = ((used - 1) // bound["P"]).repeat_interleave(inputs["cu_seqlens_q"].diff().to(torch.int64))
         wrong = (blocks >= 0) & (blocks > last[None, :, None])
         if bool((behind.diff(dim=2) <= 0)[behind[..., 1:] < 1 << 40].any()) or bool(wrong.any()):
             raise OptionError(f"{self.name}: q2k_indices do not ascend, or name blocks behind the last key")
@@ -180,22 +182,26 @@ class MsaSparseAttention(Chosen):
     @staticmethod
     def seen(inputs: Inputs, options: Options) -> Iterator[tuple[int, int, int, Tensor]]:
         """Sequence, query and KV head of each row of heads, and the keys that it sees, int64, ascending."""
-        ends, inside = inputs["cu_seqlens_q"].tolist(), torch.arange(KEYS, device=inputs["q"].device)
+        ends, page = inputs["cu_seqlens_q"].tolist(), inputs["k"].shape[2]
+        inside = torch.arange(page, device=inputs["q"].device)
         for b, used in enumerate(inputs["seqused_k"].tolist()):
             for token in range(ends[b], ends[b + 1]):
                 last = used - (ends[b + 1] - 1 - token) if options["causal"] else used
                 for g, blocks in enumerate(inputs["q2k_indices"][:, token]):
-                    keys = (blocks[blocks >= 0].to(torch.int64)[:, None] * KEYS + inside).flatten()
+                    keys = (blocks[blocks >= 0].to(torch.int64)[:, None] * page + inside).flatten()
                     yield b, token, g, keys[keys < last]
 
     def places(self, inputs: Inputs, options: Options, numerics: str = IEEE32) -> Iterator[Place]:
-        q, group = inputs["q"], inputs["q"].shape[1] // inputs["k"].shape[1]
+        q, size, group = inputs["q"], inputs["k"].shape[2], inputs["q"].shape[1] // inputs["k"].shape[1]
         one, none = (torch.full((), x, dtype=torch.float32, device=q.device) for x in (1.0, 0.0))
-        factor, scale = one * float(options["v_global_scale"] or 1.0), float(options["softmax_scale"] or KEYS**-0.5)
+        factor, scale = (
+            one * float(options["v_global_scale"] or 1.0),
+            float(options["softmax_scale"] or q.shape[2] ** -0.5),
+        )
         start = none.to(torch.int64).expand(group)
         for b, token, g, keys in self.seen(inputs, options):
-            page, own = inputs["page_table"][b].to(torch.int64)[keys // KEYS], slice(g * group, (g + 1) * group)
-            k, v = (decode(inputs[name][page, g, keys % KEYS]) for name in "kv")
+            page, own = inputs["page_table"][b].to(torch.int64)[keys // size], slice(g * group, (g + 1) * group)
+            k, v = (decode(inputs[name][page, g, keys % size]) for name in "kv")
             spans = (start, start + len(keys))
             problem = Attention(q[token, own], k, v, scale, one.expand(group), one, factor, *spans)
             yield Place(problem, b, slice(token, token + 1), own)

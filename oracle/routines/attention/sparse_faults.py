@@ -1,4 +1,4 @@
-"""Faults of attention over chosen keys: slots, scales and blocks that are another's.
+"""Faults of attention over chosen keys, and of scales of blocks: slots, scales and blocks that are another's.
 
 Source: the threads that each declaration names (``seen``); what a fault replaces is a stage of the right kernel.
 """
@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from oracle.routines.attention.blockscaled import CuteDslFmhaBlockscaledPrefill
 from oracle.routines.attention.sparse import NOPE, TILE, MsaSparseAttention, SparseMlaDsv4
 from oracle.routines.base import Call
 from oracle.routines.fault import INDEX, MOVEMENT, VALUE, Faults, need, way
@@ -18,8 +19,8 @@ from oracle.routines.kv_cache.newer import v4_places
 from oracle.routines.kv_cache.writers import columns, rows
 from oracle.routines.traits import of_class
 
-V4, MSA = of_class(SparseMlaDsv4), of_class(MsaSparseAttention)
-FAULTS = Faults(V4 | MSA)
+V4, MSA, SCALED = of_class(SparseMlaDsv4), of_class(MsaSparseAttention), of_class(CuteDslFmhaBlockscaledPrefill)
+FAULTS = Faults(V4 | MSA | SCALED)
 fault = FAULTS.declare
 MINE = "no public thread: "
 ALIKE = "it changes nothing"
@@ -91,5 +92,33 @@ fault(
         way("blocks without the causal mask", {"causal": False}, seen=MINE + "the last block seen whole"),
     ),
     options=lambda made: lambda options: options | made,
+    same_if=ALIKE,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "{}",
+    INDEX,
+    on=SCALED,
+    over=(
+        way("scales of queries of the next block", ("q_sf", lambda x: x.roll(-1, -1)), seen=MINE + "a block off"),
+        way("scales of keys of the next block", ("k_sf", lambda x: x.roll(-1, -1)), seen=MINE + "a block off"),
+        way("scales of the next query of blocks", ("q_sf", lambda x: x.roll(-1, 1)), seen="vllm 42118"),
+        way("scales of the next key of blocks", ("k_sf", lambda x: x.roll(-1, 1)), seen="vllm 42118"),
+        way("keys of one scale", ("k_sf", lambda x: x[..., :1].expand(x.shape).contiguous()), seen=MINE + "a tensor's"),
+    ),
+    read=lambda made: lambda inputs: inputs | {made[0]: made[1](inputs[made[0]])},
+    same_if=ALIKE,
+)  # fmt: skip  # a table, one row a line
+fault(
+    "{}",
+    VALUE,
+    on=SCALED,
+    over=(
+        way("scale of the whole output multiplied", "scale_o", seen=MINE + "scale_v * scale_o"),
+        way("scale of all values left out", "scale_v", seen="sglang 20705"),
+        way("scale of all queries left out", "scale_q", seen="sglang 20705"),
+    ),
+    options=lambda name: lambda options: options | {
+        name: None if name != "scale_o" or options[name] is None else 1 / float(str(options[name]))
+    },
     same_if=ALIKE,
 )  # fmt: skip  # a table, one row a line

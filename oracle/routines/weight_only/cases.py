@@ -153,8 +153,8 @@ def _svdquant(case: Case) -> dict[str, Tensor]:
     m, n, k, r, exact = *(case[name] for name in "mnkr"), case.family == "exact"
     inputs = {"alpha": torch.tensor([2.0 if exact else 0.37], dtype=torch.float32, device="cpu")}
     for name, rows in (("a", m), ("b", n)):
-        inputs[name] = pack(_integers(case, f"codes of {name}", 0, 16, (rows, k)).to(torch.uint8))
-        inputs[f"{name}_sf"] = _scales(case, f"scales of {name}", (rows, k // 16), torch.float8_e4m3fn)
+        inputs[name] = pack(_integers(case, f"codes of {name}", 0, 16, (rows, k + k % 2)).to(torch.uint8))
+        inputs[f"{name}_sf"] = _scales(case, f"scales of {name}", (rows, -(-k // 16)), torch.float8_e4m3fn)
     for name, rows in (("d", m), ("l1", n)):
         small = data.small_integers(case.label(name), (rows, r), bound=2, dtype=torch.bfloat16)
         inputs[name] = small if exact else data.normal(case.label(name), (rows, r), dtype=torch.bfloat16)

@@ -32,12 +32,13 @@ from oracle.routines.base import F32, INTEGERS, Call, Contract, Inputs, Options,
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.moe.moe_ranges import act_span, float32_sum, in_order
 from oracle.routines.traits import Kind
-from oracle.routines.weight_only.contract import Plan, Step, _classes
+from oracle.routines.weight_only.contract import Plan, Step, _classes, groups
 from oracle.routines.weight_only.experts import MARLIN
 from oracle.routines.weight_only.kernels import BYTES, E8M0, HALVES, TYPES
 from oracle.truth.activation import SWIGLU, Formula
 from oracle.truth.moe import Activation, Steps, activated, nearest
 from oracle.truth.routing import Span
+from oracle.truth.weight_only import Form, Weights
 from oracle.verdict.compare import Admissible
 from oracle.verdict.parts import interval_of
 from oracle.verdict.sets import Elements, Sets, mostly_zero, rounded_to
@@ -274,6 +275,11 @@ class TritonFusedExperts(SixteenBitLayer):
         return replace(plan, steps=steps)
 
 
+def decode_signed(codes: Tensor) -> Tensor:
+    """Values, float64 of the shape of ``codes``, uint8 of 4 bits in two's complement. There is no NaN."""
+    return ((codes ^ 8).to(torch.int16) - 8).to(torch.float64)
+
+
 @register
 class TrtllmMxint4Moe(SixteenBitLayer):
     """Codes of 4 bits in two's complement, a bfloat16 scale for 32 rows of K: ``w = RN(q * s)``. Up is the first half,
@@ -301,12 +307,11 @@ class TrtllmMxint4Moe(SixteenBitLayer):
 
     def plan(self, inputs: Inputs, options: Options, which: str, expert: int, a: Tensor) -> Plan:
         """The float32 sum, gate columns first; ``a`` ``[R, K]`` bf16."""
-        codes, scale = inputs[which][expert] ^ 8, inputs[f"{which}_scale"][expert]
+        codes, scale = decode_signed(inputs[which][expert]), decode(inputs[f"{which}_scale"][expert])
         if which == "w1":
             codes, scale = (torch.roll(x, x.shape[1] // 2, 1) for x in (codes, scale))
-        full = {"b_type": "uint4b8", "use_atomic_add": False, "use_fp32_reduce": True}
-        made = MARLIN.plans({"a": a, "b_q": codes, "b_scales": scale}, full)[0]
-        return replace(made, steps=(Step("store", torch.float32),))
+        weights = Weights(codes, scale, torch.zeros_like(scale), groups(len(codes), len(scale)))
+        return Plan(a, weights, Form.DIFFERENCE, (Step("store", torch.float32),))
 
     def weighted(self, plan: Plan, weight: Tensor) -> Plan:
         """Stored, then times the weight in float32; ``weight`` float64 ``[R, 1]``."""
