@@ -185,8 +185,8 @@ PEERS = (
 SAID: Mapping[str, str] = {
     "flashinfer _layernorm_quant_reference": "peer's reference is not its kernel, which rounds the norm to bfloat16 "
     "before the cast: codes beside a midpoint differ",
-    "flashinfer _merge_state_reference": "peer wrong: it asks for the dtype of a tensor that it has raised to float32, and "
-    "returns float32 for 16 bits",
+    "flashinfer _merge_state_reference": "peer wrong: it asks for the dtype of a tensor that it has raised to float32, "
+    "and returns float32 for 16 bits",
 }
 """Of a function that is refused on some case: what is wrong, and with whom."""
 
