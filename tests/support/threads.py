@@ -1,4 +1,4 @@
-"""Public threads of experts, routing, fusions and weight-only products: the fault of each, whether it is caught, and named.
+"""Public threads of experts, routing, fusions and weight-only products: whether the fault of each is caught and named.
 
     python -m tests.support.threads [--list]
 
@@ -52,19 +52,18 @@ def shown(fault: Fault) -> Iterator[Trial]:
     """Calls of the first contracts of these families that can show a fault, small ones first."""
     names = [name for family in families() if family.name in FAMILIES for name in family.grammars]
     for name in (one for one in names if fault in faults_of(one)):
-        for case in sorted(profiles.cases(name, "quick"), key=lambda case: len(str(case)))[:8]:
+        for case in sorted(profiles.cases(name, "quick"), key=lambda case: len(str(case)))[:40]:
             yield from (trial for trial in trials_of(case) if fault.applies(trial.call) is None)
 
 
 def found(fault: Fault, known: set[str]) -> tuple[bool, bool, str]:
     """Whether a fault is caught and named on one of :data:`MOST` calls, and the contract."""
-    caught, tried = False, 0
-    for trial in shown(fault):
+    caught = False
+    for tried, trial in enumerate(shown(fault), 1):
         call = trial.call
         verdict = oracle.judge(
             call.contract.name, call.inputs, run(call, fault), arch=trial.arch or "cpu", explain="quick", **call.options
         )
-        tried += 1
         caught = caught or verdict.status.is_failure
         if known & set(verdict.explained_by):
             return True, True, call.contract.name

@@ -36,6 +36,7 @@ class CuteDslFmhaBlockscaledPrefill(WideAttention):
     summary = "prefill of MXFP8 or NVFP4 queries and keys and 16-bit values"
     source = "FlashInfer flashinfer.attention.cute_dsl.fmha_blockscaled cute_dsl_fmha_blockscaled_prefill"
     returns = ("out",)
+    dispatched = False
     shapes: ClassVar[Mapping[str, str]] = {"out": "[B, S, H, V], of the dtype of v"}
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {"sm90": (IEEE32,), "cpu": (IEEE32,)}
     plain: ClassVar[tuple[str, ...]] = (IEEE32,)

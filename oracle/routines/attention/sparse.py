@@ -35,6 +35,7 @@ WIDTH = NOPE + ROPE
 class Chosen(WideAttention):
     """Every token sees keys of its own; their sums are float32 of products on 16-bit tensor cores."""
 
+    dispatched = False
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {"sm90": (IEEE32,), "cpu": (IEEE32,)}
     plain: ClassVar[tuple[str, ...]] = (IEEE32,)
 
@@ -176,12 +177,13 @@ class MsaSparseAttention(Chosen):
         if bool((behind.diff(dim=2) <= 0)[behind[..., 1:] < 1 << 40].any()) or bool(wrong.any()):
             raise OptionError(f"{self.name}: q2k_indices do not ascend, or name blocks behind the last key")
 
-        if inputs["q2k_indices"].numel() and any(not len(keys) for _, _, _, keys in self.seen(inputs, options)):
+        if inputs["q2k_indices"].numel() and any(not stop for *_, stop in self.seen(inputs, options)):
             raise OptionError(f"{self.name}: a query sees no key; name a block before its place")
 
     @staticmethod
-    def seen(inputs: Inputs, options: Options) -> Iterator[tuple[int, int, int, Tensor]]:
-        """Sequence, query and KV head of each row of heads, and the keys that it sees, int64, ascending."""
+    def seen(inputs: Inputs, options: Options) -> Iterator[tuple[int, int, int, Tensor, int]]:
+        """Sequence, query and KV head of each row of heads, the keys of its pages, int64, ascending, and how many of
+        them it sees."""
         ends, page = inputs["cu_seqlens_q"].tolist(), inputs["k"].shape[2]
         inside = torch.arange(page, device=inputs["q"].device)
         for b, used in enumerate(inputs["seqused_k"].tolist()):
@@ -189,7 +191,7 @@ class MsaSparseAttention(Chosen):
                 last = used - (ends[b + 1] - 1 - token) if options["causal"] else used
                 for g, blocks in enumerate(inputs["q2k_indices"][:, token]):
                     keys = (blocks[blocks >= 0].to(torch.int64)[:, None] * page + inside).flatten()
-                    yield b, token, g, keys[keys < last]
+                    yield b, token, g, keys[keys < used], int((keys < last).sum())
 
     def places(self, inputs: Inputs, options: Options, numerics: str = IEEE32) -> Iterator[Place]:
         q, size, group = inputs["q"], inputs["k"].shape[2], inputs["q"].shape[1] // inputs["k"].shape[1]
@@ -199,9 +201,9 @@ class MsaSparseAttention(Chosen):
             float(options["softmax_scale"] or q.shape[2] ** -0.5),
         )
         start = none.to(torch.int64).expand(group)
-        for b, token, g, keys in self.seen(inputs, options):
+        for b, token, g, keys, stop in self.seen(inputs, options):
             page, own = inputs["page_table"][b].to(torch.int64)[keys // size], slice(g * group, (g + 1) * group)
             k, v = (decode(inputs[name][page, g, keys % size]) for name in "kv")
-            spans = (start, start + len(keys))
+            spans = (start, start + stop)
             problem = Attention(q[token, own], k, v, scale, one.expand(group), one, factor, *spans)
             yield Place(problem, b, slice(token, token + 1), own)
