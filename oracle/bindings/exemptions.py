@@ -27,7 +27,7 @@ RECURRENT = "a gate of a recurrent state, in bfloat16 and float32"
 STATE = "keeps a recurrent state of linear attention, in bfloat16 or float32, where others keep keys and values"
 FORWARDS = "hands its tensors to routines that are counted themselves; no arithmetic of its own"
 BIASED = "hands its tensors to routines that are counted themselves, and adds a bias in 16 bits"
-VIEWS = "a view of its argument in another shape; no element changes"
+LOW_RANK = "hands its tensors to routines that are counted themselves, and multiplies the low-rank part in bfloat16"
 PICKS = "picks tokens or samples; no expert is chosen"
 TRIED = "a reference of the library for its own tests"
 ADAPTERS = "a low-rank adapter in bfloat16"
@@ -103,6 +103,9 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "flashinfer.fused_moe.cute_dsl.rubin.*:create_*": RANDOM,
         "flashinfer.cute_dsl.sparse.*:compute_softmax_scale_log2": PLAIN,
         "flashinfer.mla._core:convert_compressed_page_aligned_*": PAGES,
+        "flashinfer.cudnn.decode:cudnn_batch_decode_with_kv_cache": PLAIN,  # it takes no scale
+        "flashinfer.cascade:MultiLevelCascadeAttentionWrapper": FORWARDS,
+        "flashinfer.gemm.gemm_svdquant:svdquant_linear": LOW_RANK,
     },
     "vllm": {
         "vllm.model_executor.layers.fused_moe.oracle.*:make_*": RECORD,
@@ -136,6 +139,7 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
         "vllm.model_executor.layers.quantization.bitsandbytes:calculate_quant_ratio": RECORD,
         "vllm.model_executor.layers.quantization.humming:prepare_moe_param": RECORD,
         "vllm.model_executor.layers.quantization.fp_quant:fused_quantize_*": FORWARDS,
+        "vllm._custom_ops:fusedQuantizeMx": FORWARDS,
         "vllm.model_executor.layers.quantization.utils.fp8_utils:deepgemm_post_process_*": FORWARDS,
         "vllm.model_executor.layers.quantization.quark.*:gemm_with_dynamic_quant": ELSEWHERE,
         "vllm.model_executor.layers.quantization.quark.utils:quark_quantize_weight_to_mxfp4": ELSEWHERE,
@@ -282,6 +286,40 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "reswizzle_sf": "swizzle_scale",
         "unswizzle_sf": "from_blocked",
         "trtllm_low_latency_gemm": "cutlass_scaled_mm",
+        # of queries, keys and values of E4M3; others are in 16 bits
+        "BatchPrefillPagedTSWrapper": "BatchPrefillWithPagedKVCacheWrapper",
+        "batch_prefill_with_paged_kv_cache": "BatchPrefillWithPagedKVCacheWrapper",
+        "trtllm_batch_context_with_kv_cache": "BatchPrefillWithPagedKVCacheWrapper",
+        "trtllm_batch_decode_with_kv_cache": "BatchPrefillWithPagedKVCacheWrapper",  # one query a sequence, or a few
+        "cudnn_batch_prefill_with_kv_cache": "BatchPrefillWithRaggedKVCacheWrapper",
+        # rows of blocks are sequences, blocks of columns their pages
+        "BlockSparseAttentionWrapper": "BatchPrefillWithPagedKVCacheWrapper",
+        # sequences of one length, heads whose values are narrower than their keys
+        "fmha_v2_prefill_deepseek": "mha_fwd",
+        "fmha_v2_prefill_sm120": "mha_fwd",
+        "trtllm_ragged_attention_deepseek": "mha_fwd",
+        "xqa_batch_decode_with_kv_cache": "decode_attention_fwd",
+        "BatchDecodeWithPagedKVCacheWrapper": "decode_attention_fwd",
+        "BatchAttention": "unified_attention",
+        # one head of keys, whose first columns are the values
+        "BatchDecodeMlaWithPagedKVCacheWrapper": "mha_fwd",
+        "BatchMLADecodePagedTSWrapper": "mha_fwd",
+        "BatchMLAPagedAttentionWrapper": "mha_fwd",
+        "batch_decode_mla_with_paged_kv_cache": "mha_fwd",
+        "prims_ts_batch_decode_with_kv_cache_mla": "mha_fwd",
+        "trtllm_batch_decode_with_kv_cache_mla": "mha_fwd",
+        "xqa_batch_decode_with_kv_cache_mla": "mha_fwd",
+        "xqa_mla": "mha_fwd",
+        "batch_decode_sparse_mla_dsv4": "trtllm_batch_decode_sparse_mla_dsv4",
+        # of queries and keys less their means, and of values transposed; without a global scale
+        "nvfp4_attention_sm120_quantize_qkv": "nvfp4_quantize",
+        "sparse_mla_sm120_decode_dsv4": "trtllm_batch_decode_sparse_mla_dsv4",
+        "msa_sparse_decode_attention": "msa_sparse_attention",
+        # ids and weights given, packed in one word
+        "trtllm_mxint4_block_scale_routed_moe": "trtllm_mxint4_block_scale_moe",
+        "sparse_mla_sm120_decode_dsv3_2": "flash_mla_with_kvcache",  # whose queries are coded in blocks first
+        # codes in groups of 256 with a floor of 1e-12, of what a rank has and again of the sum in float32
+        "quantized_all_reduce": "per_token_group_quant_fp8",
     },
     "deep_gemm": {
         # the quantiser of both; ids and weights are moved, and padded with -1 and 0
@@ -325,8 +363,6 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "marlin_gemm_moe": "moe_wna16_marlin_gemm",
         "invoke_fused_moe_wna16_cuda_kernel": "moe_wna16_gemm",
         "invoke_fused_moe_wna16_triton_kernel": "moe_wna16_gemm",
-        "static_scaled_int8_quant": "scaled_int8_quant",
-        "dynamic_scaled_int8_quant": "scaled_int8_quant",
         "swizzle_mxfp4_scales": "swizzle_scale",
         "swizzle_mxfp8_scale": "swizzle_scale",
         "dequant_mxfp8_to_bf16": "mxfp8_dequantize",
@@ -372,6 +408,10 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "convert_weight_to_mxfp4_moe_kernel_format": "prepare_moe_mxfp4_layer_for_marlin",
         "convert_gpt_oss_weight_to_mxfp4_moe_kernel_format": "prepare_moe_mxfp4_layer_for_marlin",
         "convert_to_wna16_moe_kernel_format": "gptq_marlin_repack",
+        # of a key whose last columns were rotated; queries are normalised and rotated in 16 bits
+        "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert": "quantize_and_insert_k_cache",
+        # of a head that was rotated; its scale goes into the weight, or its codes are those of per_token_cast_to_fp4
+        "fused_indexer_q_rope_quant": "indexer_k_quant_and_cache",
     },
     "sglang": {
         "cutlass_scaled_fp4_mm": "mm_fp4",
@@ -418,6 +458,10 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "flash_attn_varlen_func": "mha_fwd",
         "flash_attn_with_kvcache": "mha_fwd",
         "fwd_kvcache_mla": "flash_mla_with_kvcache",
+        # of a key that was normalised, and whose last columns were rotated
+        "dsv4_fused_k_norm_rope_flashmla": "quantize_and_insert_k_cache",
+        # of a head that was rotated, then transformed by Hadamard's matrix; its scale goes into the weight
+        "dsv4_fused_q_indexer_rope_hadamard_quant": "indexer_k_quant_and_cache",
         # one head of keys, whose first columns are the values
         "fwd_kvcache_mla_fp8": "mha_fwd",
     },

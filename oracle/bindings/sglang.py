@@ -218,6 +218,35 @@ BINDINGS = (
     ),
     _router("topk_softmax", "0.0, ", "moe_softcapping, ", bias=None),  # it adds the bias to the logits
     _router("topk_sigmoid", "", ""),
+    *(
+        _operator(name, name, "(out, x)", "(out, input)", takes={"x": (torch.bfloat16, torch.float16)})
+        for name in ("gelu_and_mul", "gelu_tanh_and_mul")
+    ),
+    _operator(
+        "silu_and_mul",
+        "silu_and_mul",
+        "(out, x)",
+        "(out, input)",
+        takes={"x": (torch.bfloat16, torch.float16), "limit": None, "round_silu": False},
+    ),
+    _operator("moe_sum", "moe_sum", "(x, out)", "(input, output)"),
+    _operator(
+        "moe_sum_reduce", "moe_sum_reduce", "(x, out, routed_scaling_factor)", "(input, output, routed_scaling_factor)"
+    ),
+    _operator(
+        "qserve_w4a8_per_chn_gemm",
+        "qserve_w4a8_per_chn_gemm",
+        "(in_feats, kernel, wscales, ascales, w_szs, a_ssums, out)",
+        "(_in_feats, _kernel, _wscales, _ascales, _w_szs, _a_ssums, _out_feats)",
+        domain="n % 64 == 0, k % 64 == 0",
+    ),
+    _operator(
+        "qserve_w4a8_per_group_gemm",
+        "qserve_w4a8_per_group_gemm",
+        "(in_feats, kernel, zeros, scales_i8, wscales, ascales, out)",
+        "(_in_feats, _kernel, _zeros, _scales_i8, _wscales, _ascales, _out_feats)",
+        domain="n % 64 == 0, k % 128 == 0",
+    ),
     _operator(
         "merge_state_v2",
         "merge_state_v2",

@@ -167,6 +167,74 @@ BINDINGS = (
         numerics="vllm_group_ue8m0",
     ),
     _operator("silu_and_mul", "(out, x)", "(result, input)", takes={"limit": None, "round_silu": True, "x": HALVES}),
+    *(
+        _operator(name, "(out, x)", "(out, input)", takes={"x": HALVES})
+        for name in ("gelu_and_mul", "gelu_tanh_and_mul", "mul_and_silu")
+    ),
+    _operator(
+        "silu_and_mul_with_clamp",
+        "(out, x, limit)",
+        "(result, input, limit)",
+        takes={"x": HALVES, "alpha": 1.0, "beta": 0.0},
+    ),
+    _operator(
+        "swigluoai_and_mul", "(out, x, alpha, limit)", "(out, input, alpha=1.702, limit=7.0)", takes={"x": HALVES}
+    ),
+    _operator(
+        "static_scaled_int8_quant",
+        "(q, x, scale, azp)",
+        "(result, input, scale, azp)",
+        contract="scaled_int8_quant",
+        where="scale is not None and (azp is None) == symmetric",
+    ),
+    _operator(
+        "dynamic_scaled_int8_quant",
+        "(q, x, scale, None)",
+        "(result, input, scale, azp)",
+        contract="scaled_int8_quant",
+        takes={"scale": None, "azp": None, "symmetric": True},
+    ),
+    _operator(
+        "per_token_group_quant_int8",
+        "(x, q, scale, group_size, 1e-10, -128.0, 127.0)",
+        "(input, output_q, output_s, group_size, eps, int8_min, int8_max)",
+        loads=STABLE,
+    ),
+    _operator(
+        "cutlass_scaled_mm_azp",
+        "(out, a, b.t().contiguous().t(), scale_a, scale_b, azp_adj, azp, bias)",
+        "(out, a, b, a_scales, b_scales, azp_adj, azp, bias)",
+        loads=STABLE,
+        domain="n % 16 == 0, k % 16 == 0",
+    ),
+    _operator(
+        "concat_and_cache_mla_rope_fused",
+        "(positions, q_pe, k_pe, kv_c, cos_sin_cache, is_neox, slot_mapping, kv_cache.view(torch.uint8), 'fp8', scale)",
+        "(positions, q_pe, k_pe, kv_c, cos_sin_cache, is_neox, slot_mapping, kv_cache, kv_cache_dtype, kv_cache_scale)",
+        library=CACHES,
+        takes=SLOTS,
+    ),
+    _operator("moe_sum", "(x, out)", "(input, output)", library="_moe_C", loads=("vllm._moe_C",)),
+    _operator(
+        "moe_unpermute",
+        "(x, topk_weights, inv_permuted_idx, expert_first_token_offset, topk_weights.shape[1], out)",
+        "(permuted_hidden_states, topk_weights, inv_permuted_idx, expert_first_token_offset, topk, hidden_states)",
+        library="_moe_C",
+        loads=("vllm._moe_C",),
+    ),
+    _operator(
+        "batched_moe_align_block_size",
+        "(max_tokens_per_batch, block_size, expert_num_tokens, sorted_ids, expert_ids, num_tokens_post_pad)",
+        "(max_tokens_per_batch, block_size, expert_num_tokens, sorted_token_ids, experts_ids, num_tokens_post_pad)",
+        library="_moe_C",
+        loads=("vllm._moe_C",),
+    ),
+    _operator(
+        "get_cutlass_batched_moe_mm_data",
+        "(expert_offsets, problem_sizes1, problem_sizes2, expert_num_tokens, len(expert_num_tokens), padded_m, n, k)",
+        "(expert_offsets, problem_sizes1, problem_sizes2, expert_num_tokens, num_local_experts, padded_m, n, k)",
+        loads=STABLE,
+    ),
     _operator(
         "cutlass_moe_mm",
         "(out, a, b.mT(), scales_a, scales_b, wide(expert_offsets), exchanged(problem_sizes, a), "

@@ -172,13 +172,16 @@ class TestRule:
 
     def test_what_is_bound_is_counted(self) -> None:
         """Of bindings of this suite the rule misses helpers of sizes, the difference measure, merged states of any
-        precision, integers, layouts and orders of rows that name no precision, a tensor of codes, and ``fwd`` alone."""
+        precision, integers, activations, layouts and orders of rows that name no precision, a tensor of codes, and
+        ``fwd`` alone."""
         those = [Routine(missing.leaf(one.target), "", tuple(one.parameters.parameters)) for one in bindings()]
         assert {one.name for one in those if kind_of(one) is None} == {
             "NVFP4Tensor", "ceil_div", "align", "calc_diff", "merge_state", "merge_state_v2", "marlin_zero_points",
             "to_blocked", "fwd", "from_blocked", "reorder_rows_for_gated_act_gemm", "scale_activations_per_block",
-            "shuffle_matrix_a", "silu_and_mul", "torch_pad_token_groups", "torch_unpad_token_groups",
-            "triton_mx_block_rearrange", "triton_mx_block_rearrange_2d_K_groups", "triton_mx_block_rearrange_2d_M_groups",
+            "shuffle_matrix_a", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "mul_and_silu",
+            "silu_and_mul_with_clamp", "swigluoai_and_mul", "torch_pad_token_groups", "torch_unpad_token_groups",
+            "triton_mx_block_rearrange", "triton_mx_block_rearrange_2d_K_groups",
+            "triton_mx_block_rearrange_2d_M_groups",
         }  # fmt: skip  # the names, one row
 
     def test_every_exemption_is_of_a_project(self) -> None:

@@ -289,6 +289,18 @@ def _lines(case: Case) -> dict[str, Tensor]:
     return {"scale": torch.from_numpy(bytes_).to(torch.uint8).view(dtype)}
 
 
+def _codes(case: Case) -> dict[str, Tensor]:
+    """Codes of E experts of ``m`` rows, two a byte, ``c`` blocks of 32 columns; of family ``range`` the exponents of an
+    expert lie far apart. Experts differ in them."""
+    shape = (case["e"], case["m"], case["c"])
+    inputs = {"weight": torch.from_numpy(case.stream("w").integers(0, 256, (*shape[:2], 16 * case["c"])))}
+    if "humming" in case.contract:
+        least, most = (60, 180) if case.family == "range" else (120, 136)
+        apart = 7 * torch.arange(case["e"], device="cpu")[:, None, None] % 56
+        inputs["raw_scale"] = torch.from_numpy(case.stream("scale").integers(least, most, shape)) + apart
+    return {name: x.to(torch.uint8) for name, x in inputs.items()}
+
+
 def _six_axes(case: Case) -> dict[str, Tensor]:
     shape = (32, 4, -(-case["m"] // 128), 4, -(-case["c"] // 4), case["g"])
     return {"sf_6d": torch.from_numpy(case.stream("sf").integers(0, 256, shape)).to(torch.uint8)}
@@ -469,6 +481,26 @@ _GRAMMARS: Mapping[str, Grammar] = {
         shapes=("e=1,m=64,c=4", "e=3,m=192,c=12"),
         listed=_every_dtype,
     ),
+    "interleave_moe_weights_for_sm90_mixed_gemm": Grammar(
+        ("e", "m", "c"),
+        ("u8",),
+        ("-",),
+        ("randn",),
+        _codes,
+        lambda case: {"quant_type": case.option("kind") or "fp4"},
+        {"kind": ("fp4_fp8", "int4")},
+        shapes=("e=1,m=16,c=2", "e=3,m=48,c=6"),
+    ),
+    "preprocess_moe_weights_for_sm90_mixed_gemm_humming": Grammar(
+        ("e", "m", "c"),
+        ("u8",),
+        ("-",),
+        ("randn", "range"),
+        _codes,
+        lambda case: {"max_range": int(case.option("most") or 11), "interleave": case.option("interleave") != "0"},
+        {"most": ("0", "3"), "interleave": ("0",)},
+        shapes=("e=1,m=64,c=4", "e=3,m=128,c=8"),
+    ),
     "convert_sf_from_mma_layout": Grammar(
         _MCG,
         ("u8",),
@@ -499,6 +531,17 @@ _GRAMMARS: Mapping[str, Grammar] = {
     "normalize_e4m3fn_to_e4m3fnuz": _of_weights(_MK, _fnuz),
     "all_close_1d": Grammar(("s",), ("f32",), ("-",), ("randn", "exact"), _close, no_options),
     "make_fp8_moe_alpha_scales_for_fi": Grammar(("e",), ("f32",), ("-",), ("randn",), _moe_scales, no_options),
+    "make_nvfp4_global_scale": Grammar(
+        ("m", "k"),
+        ("bf16", "f16", "f32"),
+        ("-",),
+        ("randn", "amax", "outlier", "heavy", "special", "nan"),
+        lambda c: {"x": data.activations(c.label("x"), c.family, c["m"], c["k"], dtype=c.operand_dtypes[0])},
+        lambda c: {"e4m3_max": int(c.option("most") or 448)},
+        {"most": ("256",)},
+        shapes=("m=3,k=40", "m=1,k=1"),
+        listed=_every_dtype,
+    ),
     "register_scales_for_trtllm_fp8_per_tensor_moe": Grammar(
         ("e",), ("f32",), ("-",), ("randn",), _moe_scales, no_options
     ),
@@ -523,6 +566,12 @@ GOLDENS = (
     "pack_ue8m0_to_int/f32/-/m=3,c=2/family=randn/seed=7",
     "interleave_for_tma_wgmma_up/e4m3/-/g=1,n=64,k=4/family=codes/seed=7",
     "interleave_moe_scales_for_sm90_mixed_gemm/u8/-/e=1,m=64,c=4/family=randn/seed=7",
+    *(
+        f"interleave_moe_weights_for_sm90_mixed_gemm/u8/-/e=1,m=16,c=2/{kind}family=randn/seed=7"
+        for kind in ("", "kind=fp4_fp8/", "kind=int4/")
+    ),
+    "preprocess_moe_weights_for_sm90_mixed_gemm_humming/u8/-/e=2,m=3,c=2/interleave=0/family=range/seed=7",
+    "make_nvfp4_global_scale/bf16/-/m=3,k=8/family=randn/seed=7",
     "convert_sf_from_mma_layout/u8/-/m=9,c=5,g=1/family=randn/seed=7",
     "unpack_ue8m0_from_int/i32/-/m=3,c=2/family=randn/seed=7",
     "unpad_token_groups/f32/-/m=9,k=4,g=3/align=16/family=randn/seed=7",

@@ -101,6 +101,16 @@ def _moved(rows: str, scales: str) -> Callable[[Case], dict[str, Tensor]]:
     return inputs
 
 
+def _distinct(case: Case) -> dict[str, Tensor]:
+    """Experts of each token, all of them different, one in eight none; of family ``one`` the same for every token."""
+    t, e, k = (case[name] for name in "tek")
+    rows = case.stream("topk_ids").integers(0, 1 << 30, (1 if case.family == "one" else t, e)).argsort(1)[:, :k]
+    ids = torch.from_numpy(rows.copy()).expand(t, k)
+    ids = ids.masked_fill(torch.from_numpy(case.stream("absent").integers(0, 8, (t, k)) == 0), -1)
+    weights = data.scales(case.label("topk_weights"), "randn", (t, k))
+    return {"topk_ids": ids.to(case.operand_dtypes[0]), "topk_weights": weights.to(case.operand_dtypes[1])}
+
+
 _TEK, _SHAPES = ("t", "e", "k"), ("t=7,e=12,k=4", "t=1,e=3,k=1", "t=70,e=5,k=8")
 _TEKH, _CODES = (*_TEK, "h"), ("i32xe4m3", "i64xe4m3", "i32xbf16", "i32xf16", "i32xe5m2")
 _ROWS = ("t=7,e=12,k=4,h=32", "t=1,e=3,k=1,h=16", "t=40,e=5,k=3,h=256")
@@ -118,6 +128,11 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "trtllm_moe_pack_topk_ids_weights": Grammar(
         _TEK, ("i32xf32", "i64xf32", "i32xbf16", "i32xf16"), ("-",), FAMILIES, _pairs, lambda case: {}, shapes=_SHAPES,
+    ),
+    "make_routing_data": Grammar(
+        _TEK, ("i32xf32", "i64xf32", "i32xbf16"), ("-",), FAMILIES, _distinct,
+        lambda case: {"num_local_experts": case["e"]}, shapes=("t=7,e=12,k=4", "t=1,e=3,k=1", "t=70,e=40,k=8"),
+        domain="k <= e",
     ),
     "get_cutlass_moe_mm_data": Grammar(
         _TEK, ("i32",), ("-",), FAMILIES, _local_ids, _data, {"scales": ("1",), "gate": ("0",)}, shapes=_SHAPES,
@@ -151,6 +166,7 @@ GOLDENS = (
     "count_expert_num_tokens/i32/-/t=3,e=4,k=2/family=randn/seed=7",
     "get_cutlass_moe_mm_problem_sizes_from_expert_offsets/i64/-/e=3/family=randn/seed=7",
     "trtllm_moe_pack_topk_ids_weights/i32xf32/-/t=3,e=4,k=2/family=randn/seed=7",
+    "make_routing_data/i32xf32/-/t=4,e=4,k=3/family=randn/seed=7",
     "get_cutlass_moe_mm_data/i32/-/t=3,e=4,k=2/scales=1/family=randn/seed=7",
     "get_cutlass_moe_mm_data/i32/-/t=3,e=4,k=2/family=randn/seed=7",
     "get_cutlass_w4a8_moe_mm_data/i32/-/t=3,e=4,k=2/family=randn/seed=7",

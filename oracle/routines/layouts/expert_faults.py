@@ -17,7 +17,7 @@ from oracle.routines.ideas import OfTensor, first_for_all, option, rolled
 from oracle.routines.layouts import expert_rows, experts
 from oracle.routines.traits import of_class, returns, takes
 from oracle.truth.layout import align, ceil_div
-from oracle.verdict.sets import bits_of
+from oracle.verdict.sets import bits_of, rounded_to
 
 Outputs = dict[str, Tensor]
 MINE = "no public thread: "
@@ -319,5 +319,48 @@ fault(
             seen=MINE + "a quotient plus one"),
     ),
     write=lambda change: entry("out", change),
+    same_if=EQUAL,
+)  # fmt: skip  # a table, one row a line
+
+
+def _unsorted(call: Call, outputs: Outputs) -> Outputs:
+    """Weights in the order of the pairs."""
+    ids = call.inputs["topk_ids"].flatten()
+    weights = rounded_to(decode(call.inputs["topk_weights"].flatten()), torch.bfloat16)
+    return outputs | {"gate_scal": weights.masked_fill(ids == -1, -1.0)}
+
+
+def _descending(call: Call, outputs: Outputs) -> Outputs:
+    """Pairs of one expert from the last to the first."""
+    ids = call.inputs["topk_ids"].flatten().long()
+    pairs = torch.nonzero(ids >= 0).flatten().flip(0)
+    gathered = outputs["gather_indx"].clone()
+    gathered[: len(pairs)] = pairs[torch.argsort(ids[pairs], stable=True)].to(torch.int32)
+    return outputs | {"gather_indx": gathered}
+
+
+def _of_kept(call: Call, outputs: Outputs) -> Outputs:
+    """Pairs numbered without those that have no expert."""
+    number = (call.inputs["topk_ids"].flatten() >= 0).cumsum(0) - 1
+    gathered = outputs["gather_indx"].long()
+    return outputs | {"gather_indx": torch.where(gathered >= 0, number[gathered], -1).to(torch.int32)}
+
+
+fault(
+    "integers of experts: {}",
+    INDEX,
+    on=of_class(expert_rows.MakeRoutingData),
+    over=(
+        way("weights of the pairs in their own order", _unsorted, seen=MINE + "the permutation forgotten"),
+        way("pairs of one expert in descending order", _descending, seen=MINE + "a sort that is not stable"),
+        way("pairs numbered without those of no expert", _of_kept,
+            seen="triton_kernels 3.6 make_bitmatrix_metadata_torch: argsort of the filtered ids"),
+        way("places and pairs exchanged", lambda call, out: out | {"gather_indx": out["scatter_indx"],
+            "scatter_indx": out["gather_indx"]}, seen=MINE + "source for destination"),
+        way("pairs of no expert counted for the first", lambda call, out: out | {"expt_hist": torch.bincount(
+            call.inputs["topk_ids"].flatten().long().clamp(min=0), minlength=len(out["expt_hist"])).to(torch.int32)},
+            seen="vllm gpt_oss_triton_kernels_moe.py: valid = indices >= 0"),
+    ),
+    write=lambda change: change,
     same_if=EQUAL,
 )  # fmt: skip  # a table, one row a line

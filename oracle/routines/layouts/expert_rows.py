@@ -5,7 +5,8 @@ the order of pairs (:meth:`SortedRows.in_pairs`) and then compared bit by bit. R
 
 NaN bytes are moved like any others.
 Source: vLLM 0.20.2 csrc/moe/permute_unpermute_kernels, csrc/quantization/w8a8/cutlass/moe/moe_data.cu,
-csrc/moe/moe_align_sum_kernels.cu, layers/fused_moe/deep_gemm_utils.py; sglang-kernel 0.4.4 csrc/moe/cutlass_moe.
+csrc/moe/moe_align_sum_kernels.cu, layers/fused_moe/deep_gemm_utils.py and experts/gpt_oss_triton_kernels_moe.py;
+sglang-kernel 0.4.4 csrc/moe/cutlass_moe.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
+from oracle.numbers.formats import decode
 from oracle.routines.base import F32, Call, Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.layouts.contract import ONE_BYTE
 from oracle.routines.layouts.experts import IDS, INT32, MAP, ExpertIntegers, check_ids, local_ids
 from oracle.routines.traits import Kind
 from oracle.truth.layout import align, ceil_div
 from oracle.verdict.compare import Verdict
-from oracle.verdict.sets import Found, Property, Sets, bits_of, judge_bits, worst_of
+from oracle.verdict.sets import Found, Property, Sets, bits_of, judge_bits, rounded_to, worst_of
 
 ROWS = (torch.bfloat16, torch.float16, *ONE_BYTE[:2])
 COUNTED = OptionSpec("num_experts", None, None, "experts that are counted")
@@ -386,3 +388,48 @@ class DeepGemmMoePermute(SortedRows):
         for expert, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=False)):
             owners[start : start + count] = expert
         return out | {"expert_ids": owners, "inv_perm": at.to(torch.int32).view_as(inputs["topk_ids"])}
+
+
+@register
+class MakeRoutingData(ExpertIntegers):
+    """Pairs by their expert, those of one ascending: place ``i`` holds pair ``gather_indx[i]``, and ``scatter_indx`` is
+    the place of each pair; -1 behind the last place, and for a pair without an expert. ``gate_scal`` has the weights at
+    the places, rounded to bfloat16, and behind them that of the last pair; a pair without an expert weighs -1.
+    ``expt_hist`` counts the pairs of each expert, of whole words of 32. A token names an expert once."""
+
+    name = "make_routing_data"
+    summary = "pairs of tokens and experts sorted by expert, both ways, as OpenAI's Triton kernels read them"
+    source = "vLLM 0.20.2 fused_moe/experts/gpt_oss_triton_kernels_moe.py make_routing_data; triton_kernels 3.6"
+    inputs = (IDS, TensorSpec("topk_weights", Kind.WEIGHTS, (*F32, torch.bfloat16), ("T", "k"), "weights of the pairs"))
+    options: ClassVar[tuple[OptionSpec, ...]] = (
+        OptionSpec("num_local_experts", None, None, "experts of this rank, up to 32767"),
+    )
+    returns = ("gate_scal", "expt_hist", "gather_indx", "scatter_indx")
+    shapes: ClassVar[dict[str, str]] = {
+        "gate_scal": "[T k], bfloat16",
+        "expt_hist": "[32 ceil(E / 32)], int32",
+        "gather_indx": "[T k], int32",
+        "scatter_indx": "[T k], int32",
+    }
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        check_ids(inputs, positive(options, "num_local_experts"), -1)
+        ids = inputs["topk_ids"].sort(dim=1).values
+        if bool(((ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0)).any()):
+            raise InputError("topk_ids names an expert twice for one token; a bit for each is kept")
+
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        ids = inputs["topk_ids"].flatten().long()
+        pairs = torch.nonzero(ids >= 0).flatten()
+        gathered = torch.full_like(ids, -1)
+        gathered[: len(pairs)] = pairs[torch.argsort(ids[pairs], stable=True)]
+        scattered = torch.full_like(ids, -1)
+        scattered[gathered[: len(pairs)]] = torch.arange(len(pairs), device=ids.device)
+        weights = rounded_to(decode(inputs["topk_weights"].flatten()), torch.bfloat16).masked_fill(ids == -1, -1.0)
+        words = 32 * ceil_div(positive(options, "num_local_experts"), 32)
+        return {
+            "gate_scal": weights[gathered],
+            "expt_hist": torch.bincount(ids[pairs], minlength=words).to(torch.int32),
+            "gather_indx": gathered.to(torch.int32),
+            "scatter_indx": scattered.to(torch.int32),
+        }

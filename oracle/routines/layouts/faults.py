@@ -38,6 +38,7 @@ from oracle.verdict.sets import bits_of
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 FAULTS = Faults(of_class(layouts.LayoutContract))
+MINE = "no public thread: "
 fault = FAULTS.declare
 
 
@@ -378,6 +379,80 @@ fault(
 )
 
 
+HUMMING = of_class(mixed.HummingWeights)
+
+
+def _as_kind(call: Call, out: Tensor) -> Tensor:
+    """Codes interleaved as another kind."""
+    kind = "int4" if call.resolved["quant_type"] != "int4" else "fp4_fp8"
+    return mixed.interleaved(call.inputs["weight"], kind)
+
+
+def _away(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Codes as they are under exponents that were raised."""
+    packed = call.inputs["weight"]
+    return outputs | {"out": mixed.interleaved(packed, "fp4_fp8") if call.resolved["interleave"] else packed}
+
+
+fault(
+    "{}",
+    MOVEMENT,
+    on=of_class(mixed.InterleaveWeights),
+    seen="FlashInfer fused_moe/prepare.py: without preprocessing bytes are read from the wrong positions",
+    same_if=ALIKE,
+    over=(
+        way("codes of 4 bits not interleaved", lambda call, out: call.inputs["weight"]),
+        way("codes of 4 bits interleaved as those of another type", _as_kind),
+        way("codes of 4 bits interleaved, of a byte exchanged",
+            lambda call, out: mixed.interleaved(call.inputs["weight"] << 4 | call.inputs["weight"] >> 4,
+                str(call.resolved["quant_type"]))),
+        way("codes of 4 bits interleaved with the row below, not eight below",
+            lambda call, out: mixed.interleaved(call.inputs["weight"].roll(1, 1), str(call.resolved["quant_type"]))),
+    ),
+    write=lambda change: entry("out", change),
+)  # fmt: skip  # a table, one row a line
+fault(
+    "exponents of experts: {}",
+    VALUE,
+    on=HUMMING,
+    same_if=ALIKE,
+    over=(
+        way("codes not divided where an exponent was raised", _away, seen="Humming process_mxfp4.cuh"),
+        way("a range of one less", lambda call, out: call.contract.made(
+            call.inputs, call.resolved | {"max_range": max(0, call.resolved["max_range"] - 1)}),
+            seen="FlashInfer prepare.py: max_range"),
+        way("counted from 0", lambda call, out: out | {"out_scale": out["out_scale"] - 1},
+            seen="FlashInfer prepare.py: + 1 & 0x0F"),
+        way("residual of twice the size", lambda call, out: out | {"residual": out["residual"] * 2},
+            seen="FlashInfer prepare.py: * 0.5"),
+        way("residual of the first expert for all",
+            lambda call, out: out | {"residual": out["residual"][:1].expand(len(out["residual"])).contiguous()},
+            seen=MINE + "experts are apart"),
+        way("one range for all experts", lambda call, out: _of_all(call, out), seen=MINE + "experts are apart"),
+        way("signs of codes of zero kept", lambda call, out: _signed(call, out),
+            seen="FlashInfer prepare.py: code == 8"),
+    ),
+    write=lambda change: change,
+)  # fmt: skip  # a table, one row a line
+
+
+def _of_all(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    inputs = {name: x.reshape(1, -1, x.shape[-1]) for name, x in call.inputs.items()}
+    made = call.contract.made(inputs, call.resolved)
+    residual = made["residual"].expand(len(outputs["residual"])).contiguous()
+    return {"out": made["out"].reshape(outputs["out"].shape), "residual": residual} | {
+        "out_scale": made["out_scale"].reshape(outputs["out_scale"].shape)
+    }
+
+
+def _signed(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """-0 where the code was -0 and its exponent stays."""
+    weight, kept = call.inputs["weight"], call.contract.made(call.inputs, call.resolved | {"interleave": False})["out"]
+    low, high = weight & 15 == 8, weight >> 4 == 8
+    packed = kept | low * 8 | high * 128
+    return outputs | {"out": mixed.interleaved(packed, "fp4_fp8") if call.resolved["interleave"] else packed}
+
+
 def _stored(call: Call, out: Tensor, axes: tuple[int, ...]) -> Tensor:
     return call.inputs["sf_6d"].permute(axes).reshape(out.shape)
 
@@ -619,6 +694,27 @@ for name, registers, scale in (
     ("intermediate's scale not divided out", shards.RegisterScales, "w2_input_scale"),
 ):
     fault(name, VALUE, seen="TensorRT-LLM PR 14199", on=of_class(registers), read=entry(scale, ones))
+fault(
+    "global scale of NVFP4: {}",
+    VALUE,
+    on=of_class(shards.NvFp4GlobalScale),
+    over=(
+        way("that dequantises", lambda call, scale: scale.reciprocal(), seen=MINE + "encode scale and decode scale"),
+        way("of the largest value, not magnitude", lambda call, scale: _scale_of(call, call.inputs["x"].amax()),
+            seen=MINE + "max for absmax"),
+        way("of the first row", lambda call, scale: _scale_of(call, call.inputs["x"][:1].abs().amax()),
+            seen=MINE + "a reduction over one block"),
+        way("without the 6 of E2M1", lambda call, scale: scale / 6, seen=MINE + "448 alone"),
+        way("of the other largest scale of a block", lambda call, scale: scale * (256 / 448 if
+            call.resolved["e4m3_max"] == 448 else 448 / 256), seen="FlashInfer NVFP44Over6Config.e4m3_max"),
+    ),
+    write=lambda change: entry("out", change),
+    same_if="the scale is the same",
+)  # fmt: skip  # a table, one row a line
+
+
+def _scale_of(call: Call, largest: Tensor) -> Tensor:
+    return (call.resolved["e4m3_max"] * 6.0 / largest.to(torch.float32)).reshape(1)
 
 
 # --- rows padded by groups --------------------------------------------------------------------------------------------

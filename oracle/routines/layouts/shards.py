@@ -4,7 +4,7 @@
     requantize_with_max_scale   the scale is exact; a code is right when some admitted dequantisation (float16, after
                                 one or two roundings) and some static recipe admit it
     normalize_e4m3fn_to_e4m3fnuz, all_close_1d, make_fp8_moe_alpha_scales_for_fi,
-    register_scales_for_trtllm_fp8_per_tensor_moe
+    register_scales_for_trtllm_fp8_per_tensor_moe, make_nvfp4_global_scale
 
 ``logical_widths`` comes as an integer tensor. Sources: vLLM quantization/utils/w8a8_utils.py and flashinfer_utils.py.
 Not covered: in-place mutation of the given weight.
@@ -22,9 +22,9 @@ from torch import Tensor
 from oracle.bounds.quantiser import code_set
 from oracle.errors import ShapeError
 from oracle.numbers.formats import codes_of, decode
-from oracle.numbers.quantize import f32, prepare
+from oracle.numbers.quantize import WIDE, f32, prepare
 from oracle.numbers.recipes import TORCH_STATIC, VLLM_STATIC
-from oracle.routines.base import E4M3, F32, Call, Contract, Inputs, Options, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import INTEGERS, LayoutContract
 from oracle.routines.traits import Kind
 from oracle.truth import shards
@@ -151,20 +151,21 @@ class ProductsOfScales(Contract):
 
     quotients: tuple[str, ...] = ()
 
-    def formula(self, inputs: Inputs) -> dict[str, Tensor]:
+    def formula(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         """The values in float64, before the rounding to float32."""
         raise NotImplementedError
 
-    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
-        self.check(inputs, options)
-        return {name: rounded_to(value, torch.float32) for name, value in self.formula(inputs).items()}
+    def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
+        values = self.formula(inputs, self.check(inputs, options))
+        rounded = {name: rounded_to(value, torch.float32) for name, value in values.items()}
+        return rounded if tuple(rounded) != ("out",) else rounded["out"]
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Elements(lambda: (self._sets(call), "one float32 operation"))]
 
     def _sets(self, call: Call) -> dict[str, Admissible]:
         sets = {}
-        for name, value in self.formula(call.inputs).items():
+        for name, value in self.formula(call.inputs, call.resolved).items():
             width = 2.0**-22 * value.abs() if name in self.quotients else torch.zeros_like(value)
             low, high, due = (decode(rounded_to(x, torch.float32)) for x in (value - width, value + width, value))
             sets[name] = Admissible(low, high, due)
@@ -191,7 +192,7 @@ class AlphaScales(ProductsOfScales):
             if inputs[name].numel() != 1:
                 raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; it is one value, such as [1]")
 
-    def formula(self, inputs: Inputs) -> dict[str, Tensor]:
+    def formula(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         x = {name: decode(tensor) for name, tensor in inputs.items()}
         return {
             "g1_alphas": x["w13_scale"] * x["w13_input_scale"].reshape(-1),
@@ -210,11 +211,36 @@ class RegisterScales(AlphaScales):
     returns = ("output1_scales_gate_scalar", "output1_scales_scalar", "output2_scales_scalar")
     quotients = ("output1_scales_scalar",)
 
-    def formula(self, inputs: Inputs) -> dict[str, Tensor]:
-        products = super().formula(inputs)
+    def formula(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        products = super().formula(inputs, options)
         g1, g2 = f32(products["g1_alphas"]), products["g2_alphas"]
         quotient = g1 / decode(inputs["w2_input_scale"]).reshape(-1)
         return dict(zip(self.returns, (products["g1_alphas"], quotient, g2), strict=True))
+
+
+@register
+class NvFp4GlobalScale(ProductsOfScales):
+    """``448 * 6 / amax`` of all elements, the scale that is multiplied before the cast to NVFP4, or ``256 * 6`` where
+    four over six leaves room; the largest finite float32 for zeros, NaN where an element is NaN, 0 for infinity."""
+
+    name = "make_nvfp4_global_scale"
+    section = "Quantisation"
+    summary = "the global scale of NVFP4 from the largest magnitude"
+    source = "FlashInfer flashinfer/quantization/nvfp4_quantization_utils.py make_nvfp4_global_scale (0.6.18.post1)"
+    inputs = (TensorSpec("x", Kind.VALUES, WIDE, None, "what is to be quantised"),)
+    options: ClassVar[tuple[OptionSpec, ...]] = (OptionSpec("e4m3_max", 448, (448, 256), "largest scale of a block"),)
+    shapes: ClassVar[dict[str, str]] = {"out": "[1], float32"}
+    quotients = ("out",)
+    dispatched = False
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if not inputs["x"].numel():
+            raise ShapeError("x is empty, so that it has no largest magnitude; pass one element or more")
+
+    def formula(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        amax = decode(inputs["x"]).abs().max().reshape(1)
+        most = torch.finfo(torch.float32).max
+        return {"out": torch.where(amax == 0, most, int(str(options["e4m3_max"])) * 6.0 / amax)}
 
 
 def _judge_codes(codes: Tensor, expected: Tensor, ok: Tensor) -> Verdict:

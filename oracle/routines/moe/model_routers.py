@@ -51,8 +51,9 @@ class GemmaRouting(Routing):
 @register
 class PhiRouting(Contract):
     """Twice the largest logit ``m`` of those that remain, the first being the lowest of equal ones, or any: its weight
-    is ``1 / sum of exp(l - m)`` over the remaining ``l`` with ``(m - l) / max(|l|, m) <= 0.02``. Each operation is
-    float32; a logit within a rounding of the border may count or not. Logits are finite."""
+    is ``1 / sum of exp(l - m)`` over the remaining ``l`` with ``(m - l) / max(|l|, m) <= 0.02``, and those of 0 where
+    ``m`` is 0. Each operation is float32; a logit within a rounding of the border may count or not. Logits are finite.
+    """
 
     name = "phimoe_routing_function"
     section = "MoE"
@@ -113,8 +114,9 @@ def shares(x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # of the logits as they were; the first expert itself is gone from the sum of the second
         distance = (m - x) / torch.maximum(x.abs(), m)
         terms = torch.exp(remaining - m)
-        wide, narrow = (distance <= 2 * JITTER * (1 + side * 8 * U) for side in (1, -1))
-        usual = distance <= 2 * JITTER
+        # 0 / 0, of a logit of 0 beside a largest of 0, lies beyond no border
+        wide, narrow = (~(distance > 2 * JITTER * (1 + side * 8 * U)) for side in (1, -1))
+        usual = ~(distance > 2 * JITTER)
         found.append([1 / torch.where(mask, terms, 0.0).sum(dim=1) for mask in (usual, wide, narrow)])
         remaining = x.scatter(1, at, -torch.inf)
     usual, low, high = (torch.stack(column, dim=1) for column in zip(*found, strict=True))

@@ -148,6 +148,21 @@ def _nvfp4(case: Case) -> dict[str, Tensor]:
     return inputs
 
 
+def _svdquant(case: Case) -> dict[str, Tensor]:
+    """Both sides of NVFP4, low-rank parts of ``r`` columns, and with ``bias=1`` a bias."""
+    m, n, k, r, exact = *(case[name] for name in "mnkr"), case.family == "exact"
+    inputs = {"alpha": torch.tensor([2.0 if exact else 0.37], dtype=torch.float32, device="cpu")}
+    for name, rows in (("a", m), ("b", n)):
+        inputs[name] = pack(_integers(case, f"codes of {name}", 0, 16, (rows, k + k % 2)).to(torch.uint8))
+        inputs[f"{name}_sf"] = _scales(case, f"scales of {name}", (rows, -(-k // 16)), torch.float8_e4m3fn)
+    for name, rows in (("d", m), ("l1", n)):
+        small = data.small_integers(case.label(name), (rows, r), bound=2, dtype=torch.bfloat16)
+        inputs[name] = small if exact else data.normal(case.label(name), (rows, r), dtype=torch.bfloat16)
+    if case.option("bias") == "1":
+        inputs["bias"] = data.normal(case.label("bias"), (n,), dtype=torch.bfloat16)
+    return inputs
+
+
 def _allspark(case: Case) -> dict[str, Tensor]:
     (dtype,), k, n = case.operand_dtypes, case["k"], case["n"]
     low, high = (127, 130) if case.family == "exact" else (0, 256)
@@ -384,6 +399,11 @@ PRODUCTS: Mapping[str, Grammar] = {
         _nvfp4, _dtypes, dtypes=("bf16",), schemes=("16",), domain="k % 16 == 0", options={"alpha": ("1",)},
         families=(*FAMILIES, "range"),
     ),
+    "mm_nvfp4_svdquant": Grammar(
+        ("m", "n", "k", "r"), ("bf16",), ("16",), FAMILIES, _svdquant, lambda case: {}, {"bias": ("1",)},
+        shapes=("m=5,n=32,k=64,r=32", "m=3,n=64,k=256,r=64"),
+        domain="n % 32 == 0, k % 32 == 0, r % 32 == 0",
+    ),
 }  # fmt: skip  # a table, one row a line
 GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **EXPERTS, **LAYOUTS}
 GOLDENS = (
@@ -395,6 +415,7 @@ GOLDENS = (
     "marlin_gemm/bf16/column/m=1,n=3,k=8/bias=1/family=randn/seed=7",
     "machete_mm/bf16/column/m=1,n=3,k=8/family=randn/seed=7",
     "mm_bf16_fp4/bf16/16/m=1,n=3,k=16/alpha=1/family=randn/seed=7",
+    "mm_nvfp4_svdquant/bf16/16/m=1,n=32,k=32,r=32/bias=1/family=randn/seed=7",
     "gptq_shuffle/i32/-/m=8,k=2/order=1/family=randn/seed=7",
     "gptq_marlin_repack/i32/-/m=16,k=64/family=randn/seed=7",
     "awq_marlin_repack/i32/-/m=16,k=64/family=randn/seed=7",

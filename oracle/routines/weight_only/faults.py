@@ -29,6 +29,7 @@ from oracle.routines.weight_only.kernels import (
     MacheteMm,
     MarlinGemm,
     MmBf16Fp4,
+    MmNvFp4Svdquant,
     TritonW4a16,
     Typed,
 )
@@ -440,6 +441,34 @@ fault(
             on=MULTIPLIED - of_class(Experts)),
     ),
     write=lambda change: entry("out", lambda call, out: change(call, out)),
+    same_if=EQUAL,
+    admissible_if=ABOVE,
+)  # fmt: skip  # a table, one row a line
+
+
+def _rows(
+    names: tuple[str, ...], change: Callable[[Tensor], Tensor]
+) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda inputs: inputs | {name: change(inputs[name]).contiguous() for name in names if name in inputs}
+
+
+fault(
+    "low-rank part: {}",
+    VALUE,
+    on=of_class(MmNvFp4Svdquant),
+    over=(
+        way("left out", _rows(("d",), torch.zeros_like), seen=MINE + "the residual product alone"),
+        way("of the next row", _rows(("d",), rolled(-1)), seen=MINE + "a row too far", family=INDEX),
+        way("of the next column", _rows(("l1",), rolled(-1)), seen=MINE + "a row too far", family=INDEX),
+        way("whose last 32 columns are left out", _rows(("d",), lambda d: torch.cat([d[:, :-32], 0 * d[:, -32:]], 1)),
+            seen="FlashInfer gemm_svdquant.py: ranks beyond the granularity"),
+        way("not divided by alpha", lambda inputs: _rows(("l1",), lambda x: x * float(inputs["alpha"]))(inputs),
+            seen="FlashInfer gemm_svdquant.py: 1/alpha must be folded into l1"),
+        way("scales of the next 16 columns", _rows(("a_sf", "b_sf"), rolled(-1, 1)), seen="NVIDIA/cutlass 2087",
+            family=INDEX),
+        way("scales of the next row", _rows(("a_sf",), rolled(-1)), seen="vllm 42118", family=INDEX),
+    ),
+    read=lambda change: change,
     same_if=EQUAL,
     admissible_if=ABOVE,
 )  # fmt: skip  # a table, one row a line

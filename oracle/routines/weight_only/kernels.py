@@ -387,6 +387,58 @@ class MmBf16Fp4(WeightOnly):
         return steps_of(options["out_dtype"] or torch.bfloat16, ("times", torch.float32, alpha))
 
 
+@register
+class MmNvFp4Svdquant(WeightOnly):
+    """``f32((a b^T + d l1^T) * alpha) + bias``, rounded once: codes times their scales are exact in bfloat16, so that
+    NVFP4's columns and those of the low-rank part are terms of one float32 sum. ``l1`` is divided by ``alpha``
+    beforehand. Scales lie in rows here, in the kernel's memory in tiles of 128x4; none has its sign bit set."""
+
+    name = "mm_nvfp4_svdquant"
+    summary = "NVFP4 activations times NVFP4 weights and a low-rank part in bfloat16, alpha, bias"
+    source = "FlashInfer 0.6.18.post1 flashinfer/gemm/gemm_svdquant.py mm_nvfp4_svdquant"
+    inputs = (
+        TensorSpec("a", Kind.CODES, BYTES, ("M", "P"), "codes, P = K / 2"),
+        TensorSpec("b", Kind.CODES, BYTES, ("N", "P"), "codes"),
+        TensorSpec("a_sf", Kind.SCALES, E4M3, ("M", "S"), "scales of 16 columns, logical"),
+        TensorSpec("b_sf", Kind.SCALES, E4M3, ("N", "S"), "scales of 16 columns, logical"),
+        TensorSpec("alpha", Kind.ALPHA, F32, ("1",), "of the whole sum"),
+        TensorSpec("d", Kind.VALUES, (torch.bfloat16,), ("M", "R"), "activations times the first low-rank factor"),
+        TensorSpec("l1", Kind.WEIGHTS, (torch.bfloat16,), ("N", "R"), "the second one"),
+        TensorSpec("bias", Kind.BIAS, (torch.bfloat16,), ("N",), "added in float32", optional=True),
+    )
+    shapes: ClassVar[dict[str, str]] = {"out": "[M, N]"}
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if (k := 2 * inputs["a"].shape[1]) % 32 or k != 16 * inputs["a_sf"].shape[1] or inputs["b"].shape[0] % 32:
+            raise ShapeError(f"K={k}, N={inputs['b'].shape[0]}: pass multiples of 32, and a scale for 16 columns")
+        if (rank := inputs["d"].shape[1]) % 32 or not rank:
+            raise ShapeError(f"d has {rank} columns; pass a multiple of 32")
+        for name in ("a_sf", "b_sf"):
+            if bool((inputs[name].view(torch.uint8) >> 7).any()):
+                raise InputError(f"{name} has a sign bit set; NVFP4's scales are not negative")
+
+    @staticmethod
+    def side(inputs: Inputs, codes: str, low_rank: str) -> Tensor:
+        """Values of one operand, bfloat16 ``[R, K + rank]``: codes times scales, which are exact, and its low-rank
+        columns; NaN scales give NaN."""
+        values = decode(unpack(inputs[codes]), E2M1) * decode(inputs[f"{codes}_sf"]).repeat_interleave(16, dim=1)
+        return torch.cat([rounded_to(values, torch.bfloat16), inputs[low_rank]], dim=1)
+
+    def activations(self, inputs: Inputs) -> Tensor:
+        """Both parts of the left operand, bfloat16 ``[M, K + rank]``."""
+        return self.side(inputs, "a", "d")
+
+    def weights(self, inputs: Inputs, options: Options) -> Weights:
+        codes = decode(self.side(inputs, "b", "l1")).t()
+        return Weights(codes, None, None, torch.zeros(len(codes), dtype=torch.int64, device="cpu"))
+
+    def steps(self, inputs: Inputs, options: Options) -> tuple[Step, ...]:
+        bias = decode(inputs["bias"]) if "bias" in inputs else None
+        return steps_of(
+            torch.bfloat16, ("times", torch.float32, decode(inputs["alpha"])), ("plus", torch.float32, bias)
+        )
+
+
 # --- AllSpark, Triton ---------------------------------------------------------------------------------------
 
 

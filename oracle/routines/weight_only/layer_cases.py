@@ -23,7 +23,7 @@ def _layer(case: Case) -> dict[str, Tensor]:
     """Weights small enough that the activation is curved; biases with ``bias=1``."""
     m, e, h, i, k = (case[name] for name in "mehik")
     (dtype,) = case.operand_dtypes
-    marlin = "marlin" in case.contract
+    marlin = "triton" not in case.contract
     kind = (case.option("type") or "uint4b8") if marlin else "float4_e2m1f"
     bits, _, fmt = TYPES[kind]
     inputs = {"hidden_states": data.activations(case.label("x"), case.family, m, h, dtype=dtype)}
@@ -65,6 +65,11 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"type": TYPED, "column": ("1",), **_COMMON}, shapes=_SHAPES, fixed=True,
         domain="h % 32 == 0, i % 32 == 0, k <= e",
     ),
+    "trtllm_mxint4_block_scale_moe": Grammar(
+        _MEHIK, ("bf16",), ("-",), FAMILIES, _layer, lambda case: {},
+        {name: values for name, values in _COMMON.items() if name != "bias"}, shapes=_SHAPES, fixed=True,
+        domain="h % 32 == 0, i % 32 == 0, k <= e",
+    ),
     "triton_kernel_fused_experts": Grammar(
         _MEHIK, ("bf16",), ("-",), FAMILIES, _layer, lambda case: {}, {"bytes": ("1",), **_COMMON}, shapes=_SHAPES,
         fixed=True, domain="h % 32 == 0, i % 32 == 0, k <= e",
@@ -72,5 +77,6 @@ GRAMMARS: Mapping[str, Grammar] = {
 }  # fmt: skip  # a table, one row a line
 GOLDENS = (
     "fused_marlin_moe/bf16/-/m=2,e=2,h=32,i=32,k=1/family=randn/seed=7",
+    "trtllm_mxint4_block_scale_moe/bf16/-/m=2,e=2,h=32,i=32,k=1/family=randn/seed=7",
     "triton_kernel_fused_experts/bf16/-/m=2,e=2,h=32,i=32,k=1/bytes=1,bias=1/family=randn/seed=7",
 )

@@ -16,9 +16,10 @@ from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, INDEX, MOVEMENT, VALUE, Faults, need, ones, way
 from oracle.routines.ideas import OfTensor, halves_swapped, pairs_swapped, rolled
 from oracle.routines.traits import of_class
-from oracle.routines.weight_only.layers import FusedMarlinMoe, SixteenBitLayer, TritonFusedExperts
+from oracle.routines.weight_only.layers import FusedMarlinMoe, SixteenBitLayer, TritonFusedExperts, TrtllmMxint4Moe
 
 LAYERS, MARLIN, OGS = of_class(SixteenBitLayer), of_class(FusedMarlinMoe), of_class(TritonFusedExperts)
+MXINT4 = of_class(TrtllmMxint4Moe)
 FAULTS = Faults(LAYERS)
 fault = FAULTS.declare
 MINE = "no public thread: "
@@ -45,9 +46,11 @@ fault(
         way("biases left out", _of(("bias1", "bias2"), torch.zeros_like), seen="vllm PR 43694", family=VALUE,
             needs=biased),
         way("gate and up exchanged", _of(("w1", "w1_scale", "bias1"), halves_swapped(-1)), seen="sglang PR 11081",
-            on=MARLIN),
+            on=MARLIN | MXINT4),
         way("neighbouring gate and up exchanged", _of(("w1", "w1_scale", "bias1"), pairs_swapped),
             seen="vllm PR 22951", on=OGS),
+        way("codes of 4 bits without their sign", _of(("w1", "w2"), lambda q: q ^ 8), on=MXINT4, family=VALUE,
+            seen="vllm flashinfer_trtllm_moe: prepare_static_weights_for_trtllm_mxint4_moe"),
         way("weights of the next slot", _of(("topk_weights",), rolled(-1, 1)), seen="flashinfer 3547", needs=slots),
         way("weights of the next token", _of(("topk_weights",), rolled(-1)), seen="vllm 48895"),
         way("routing weights left out", _of(("topk_weights",), ones), seen="triton 6527", family=VALUE),

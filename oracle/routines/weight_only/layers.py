@@ -1,4 +1,4 @@
-"""Layers of experts with weights of 4 or 8 bits and activations of 16: Marlin's, and gpt-oss's by ``matmul_ogs``.
+"""Layers of experts with weights of 4 or 8 bits and activations of 16: Marlin's, gpt-oss's by ``matmul_ogs``, MXINT4.
 
     1  first product    as ``marlin_gemm``: rounded to T (Marlin), or float32 with its bias (gpt-oss)
     2  activation       silu(gate) * up, each rounded to T; or gpt-oss's clamped form of neighbours, rounded once
@@ -11,7 +11,8 @@ of two; what that changes in 3 is its width times the magnitudes of the weights,
 
 NaN and infinities: nothing is claimed of a token that they reach.
 Source: vLLM 0.20.2 fused_moe/fused_marlin_moe.py, experts/gpt_oss_triton_kernels_moe.py; triton_kernels matmul_ogs.
-Not covered: global scales, activations of 8 bits, act-order, routing weights on the input.
+Not covered: global scales, activations of 8 bits, act-order, routing weights on the input; of MXINT4 alpha, beta and
+limit of an expert, and scales that are applied to sums.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from oracle.routines.base import F32, INTEGERS, Call, Contract, Inputs, Options,
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.moe.moe_ranges import act_span, float32_sum, in_order
 from oracle.routines.traits import Kind
-from oracle.routines.weight_only.contract import Plan, Step, _classes
+from oracle.routines.weight_only.contract import Plan, Step, _classes, groups
 from oracle.routines.weight_only.experts import MARLIN
 from oracle.routines.weight_only.kernels import BYTES, E8M0, HALVES, TYPES
 from oracle.truth.activation import SWIGLU, Formula
 from oracle.truth.moe import Activation, Steps, activated, nearest
 from oracle.truth.routing import Span
+from oracle.truth.weight_only import Form, Weights
 from oracle.verdict.compare import Admissible
 from oracle.verdict.parts import interval_of
 from oracle.verdict.sets import Elements, Sets, mostly_zero, rounded_to
@@ -271,3 +273,46 @@ class TritonFusedExperts(SixteenBitLayer):
         narrow = decode(rounded_to(weight, torch.bfloat16))
         steps = (*plan.steps, Step("times", torch.float32, narrow), Step("store", plan.a.dtype))
         return replace(plan, steps=steps)
+
+
+def decode_signed(codes: Tensor) -> Tensor:
+    """Values, float64 of the shape of ``codes``, uint8 of 4 bits in two's complement. There is no NaN."""
+    return ((codes ^ 8).to(torch.int16) - 8).to(torch.float64)
+
+
+@register
+class TrtllmMxint4Moe(SixteenBitLayer):
+    """Codes of 4 bits in two's complement, a bfloat16 scale for 32 rows of K: ``w = RN(q * s)``. Up is the first half,
+    gate the second: ``silu(gate) * up`` of float32 sums, rounded once. Stored rows times their weight are added in
+    float32."""
+
+    name = "trtllm_mxint4_block_scale_moe"
+    summary = "a layer of experts with weights of 4-bit integers in blocks of 32, scales in bfloat16"
+    source = "FlashInfer flashinfer.fused_moe trtllm_mxint4_block_scale_moe and its routed form (0.6.18.post1)"
+    inputs = (replace(HIDDEN, dtypes=HALVES[:1]), *_weights(torch.bfloat16), ROUTED, IDS)
+    chained = False
+
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        super().refuse(inputs, options)
+        for name in ("w1", "w2"):
+            e, k, n = inputs[name].shape
+            if tuple(inputs[f"{name}_scale"].shape) != (e, k // 32, n) or k % 32:
+                raise ShapeError(f"{name}_scale is {list(inputs[f'{name}_scale'].shape)}; pass [{e}, {k} / 32, {n}]")
+            if bool((inputs[name] > 15).any()):
+                raise InputError(f"{name} has a byte of {int(inputs[name].max())}; a code has 4 bits")
+
+    def steps(self, dtype: torch.dtype, options: Options) -> Steps:
+        """Silu of the float32 gate times up, rounded once."""
+        return Steps(store=dtype, activation=Activation.PRODUCT, formula=SWIGLU)
+
+    def plan(self, inputs: Inputs, options: Options, which: str, expert: int, a: Tensor) -> Plan:
+        """The float32 sum, gate columns first; ``a`` ``[R, K]`` bf16."""
+        codes, scale = decode_signed(inputs[which][expert]), decode(inputs[f"{which}_scale"][expert])
+        if which == "w1":
+            codes, scale = (torch.roll(x, x.shape[1] // 2, 1) for x in (codes, scale))
+        weights = Weights(codes, scale, torch.zeros_like(scale), groups(len(codes), len(scale)))
+        return Plan(a, weights, Form.DIFFERENCE, (Step("store", torch.float32),))
+
+    def weighted(self, plan: Plan, weight: Tensor) -> Plan:
+        """Stored, then times the weight in float32; ``weight`` float64 ``[R, 1]``."""
+        return replace(plan, steps=(Step("store", plan.a.dtype), Step("times", torch.float32, weight)))

@@ -26,6 +26,7 @@ from tests.support.slow_oracle import (
     places,
     products,
     quantisers,
+    recent,
     sums,
     weight_only,
 )
@@ -422,6 +423,15 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "transform_weights_for_mega_moe_sm90": lambda i, o: places.fused_experts(
         i["l1"], i["l1_sf"], i["l2"], i["l2_sf"], False
     ),
+    "make_routing_data": recent.pairs,
+    "interleave_moe_weights_for_sm90_mixed_gemm": recent.interleaved,
+    "preprocess_moe_weights_for_sm90_mixed_gemm_humming": recent.humming,
+    "make_nvfp4_global_scale": recent.global_scale,
+    "mm_nvfp4_svdquant": recent.svdquant,
+    "trtllm_mxint4_block_scale_moe": recent.mxint4,
+    "trtllm_batch_decode_sparse_mla_dsv4": recent.pools,
+    "msa_sparse_attention": recent.blocks,
+    "cute_dsl_fmha_blockscaled_prefill": recent.blockscaled,
     "interleave_for_tma_wgmma_up": lambda i, o: {"l1": places.take(i["l1"], places.eights(i["l1"].shape[1]))},
     "interleave_moe_scales_for_sm90_mixed_gemm": lambda i, o: places.lines(i["scale"], int(str(o["group_size"]))),
     "convert_sf_from_mma_layout": lambda i, o: places.from_six_axes(i["sf_6d"]),
