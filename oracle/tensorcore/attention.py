@@ -256,28 +256,18 @@ def predict_attention(problem: Attention, pipeline: Pipeline) -> Tensor:
     return torch.cat([walk.out for walk in walks(problem, pipeline)])
 
 
-def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
-    """The walk of every block of rows, in the order of the rows; see :func:`predict_attention`.
+def walks(problem: Attention, pipeline: Pipeline, some: Tensor | None = None) -> Iterator[Walk]:
+    """The walk of every block of rows, in the order of the rows; see :func:`predict_attention`. ``some``: of these rows
+    alone, int64 ``[S]``, ascending, over the tiles that they have among the others.
 
     Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
-    for part, width in blocks(problem, pipeline):
+    for part, width in blocks(problem, pipeline, some):
         yield _walk(part, pipeline, width)
 
 
-def walk_of_row(problem: Attention, pipeline: Pipeline, row: int) -> Walk:
-    """The walk of one row alone, over the tiles that it has among the others; see :func:`predict_attention`.
-
-    Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
-    for part, width in blocks(problem, pipeline):
-        if row < len(part.q):
-            return _walk(part.rows(slice(row, row + 1)), pipeline, width)
-        row -= len(part.q)
-    raise IndexError(row)
-
-
-def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, int]]:
+def blocks(problem: Attention, pipeline: Pipeline, some: Tensor | None = None) -> Iterator[tuple[Attention, int]]:
     """Blocks of rows over the keys from which their tiles are counted, in the order of the rows, and the keys of a
-    tile.
+    tile; with ``some`` of the rows, int64 ``[S]``, ascending, these alone of each block that has one.
 
     Raises NumericsError: the pipeline cannot compute it."""
     if (reason := pipeline.why_not(problem)) is not None:
@@ -286,9 +276,11 @@ def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, 
     width = pipeline.tile(depth, rows)
     windowed = pipeline.from_window and bool((problem.start > 0).any())
     block = pipeline.block(depth, rows) if windowed else problem.at_once
-    for first in range(0, rows, block):
+    for first in range(0, rows, block) if some is None else torch.unique(some // block * block).tolist():
         part = problem.rows(slice(first, first + block))
         origin = int(part.start[0]) if windowed else 0
+        if some is not None:
+            part = part.rows(some[(some >= first) & (some < first + block)] - first)
         yield _of_keys(part, origin, part.k.shape[0]), width
 
 
