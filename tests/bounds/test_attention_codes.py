@@ -180,7 +180,8 @@ class TestByHand:
     def test_every_term(self, name: str, sink: bool) -> None:
         p, one, row = problem(3, sink=sink), pipeline(name), 1
         errors = (torch.arange(90, dtype=torch.float64) % 7 * 0.004)[None]
-        bound = codes_bound(p, one, predicted=False, known=Scores(torch.tensor([row]), p.scores()[row : row + 1], errors))
+        known = Scores(torch.tensor([row]), p.scores()[row : row + 1], errors)
+        bound = codes_bound(p, one, predicted=False, known=known)
         low, high, lse, lost = by_hand(p, one, row, errors[0].tolist())
         width = (bound.high - bound.low)[0]
         for found, right in ((bound.low[0], low), (bound.high[0], high)):

@@ -332,6 +332,8 @@ class AttentionContract(Contract):
             if not all(rows.in_codes_of(chosen) for rows in asked):
                 continue
             for predicted in (True, False):
+                if predicted and not asked[0].in_codes_of(chosen, predicted=True):
+                    continue
                 judged = self._codes(call, chosen, predicted).judge(outputs)
                 if not judged.status.is_failure:
                     return judged
@@ -440,21 +442,23 @@ class AttentionContract(Contract):
         masks, kinds = self._specified(call), self.kinds(call)
         if alike is None:
             edges = self._assembled(call.inputs, call.resolved, lambda problem: of(problem, None), name)
+            right = call.truth
         else:
-            edges = self._laid_out(call.inputs, self._needed(call, of, alike[1]))
+            exactly = lambda problem, some: self._exact(problem.rows(some).near())  # noqa: E731
+            edges, right = (self._laid_out(call.inputs, self._needed(call, one, alike[1])) for one in (of, exactly))
 
         def admitted(word: str, output: str) -> Admissible:
             low, high = (decode(rounded_to(x, kinds[output])) for x in _ends(edges, output))
             opened = edges[f"{output}.open"].to(torch.bool)
+            truth = decode(rounded_to(right[output], kinds[output]))
+            if word != "out":  # that of the exact scores is right beside any pipeline's
+                low, high = torch.fmin(low, truth), torch.fmax(high, truth)
             if alike is not None:
                 bits, needed = alike
                 known = ~needed[self._ids(call)[word]].to(low.device)
                 ends = (bits[output], bits[output]) if word == "out" else _ends(bits, output)
                 low, high = (torch.where(known, decode(x), y) for x, y in zip(ends, (low, high), strict=True))
                 opened = opened & ~known
-            truth = decode(rounded_to(call.truth[output], kinds[output]))
-            if word != "out":  # that of the exact scores is right beside any pipeline's
-                low, high = torch.fmin(low, truth), torch.fmax(high, truth)
             middle = torch.maximum(torch.minimum(truth, high), low)
             return Admissible(low, high, torch.where(opened, torch.nan, middle), masks[output], opened)
 
@@ -642,7 +646,7 @@ class AttentionContract(Contract):
         for name in self.scales.values():
             if name in call.inputs and (reason := all_equal(name, [call.inputs[name]])):
                 return reason
-        if not any(_spread(tile) >= 1.0 for place in self._places(call) for tile in place.problem.tiles()):
+        if not any(_spread(part) >= 1.0 for place in self._places(call) for part in _first_rows_first(place.problem)):
             return "no score of a row exceeds another by a factor of e, so that P is nearly the same for every key"
         return mostly_zero(outputs[self.returns[0]])
 
@@ -675,6 +679,11 @@ class Rows:
         """Their scores, the same for every pipeline."""
         return Scores.of(self.place.problem, self.numbers)
 
+    @cached_property
+    def predicted(self) -> Scores:
+        """Those of the instruction."""
+        return Scores.of(self.place.problem, self.numbers, predicted=True)
+
     def lies_in(self, edges: dict[str, Tensor], column: int | None = None) -> bool:
         """Whether all of it lies between the edges of its outputs, or of ``out`` one column, of which these are."""
         names = self.contract.names
@@ -685,11 +694,13 @@ class Rows:
                 return False
         return True
 
-    def in_codes_of(self, one: Pipeline) -> bool:
-        """Whether the codes of a pipeline hold them; the column is asked first."""
+    def in_codes_of(self, one: Pipeline, *, predicted: bool = False) -> bool:
+        """Whether the codes of a pipeline hold them, from scores of any accumulator or of the instruction; the column
+        is asked first."""
 
         def holds(column: int | None) -> bool:
-            bound = codes_bound(self.place.problem, one, predicted=False, known=self.known, column=column)
+            known = self.predicted if predicted else self.known
+            bound = codes_bound(self.place.problem, one, predicted=predicted, known=known, column=column)
             return self.lies_in(self.contract.laid_edges(self.problem, [bound]), column)
 
         return (self.column is None or holds(self.column)) and holds(None)
@@ -756,6 +767,13 @@ def _ends(edges: Mapping[str, Tensor], output: str) -> tuple[Tensor, Tensor]:
 
 def _has_bits(chosen: Pipeline) -> bool:
     return chosen.modelled and not chosen.integers
+
+
+def _first_rows_first(problem: Attention) -> Iterator[Attention]:
+    """A few rows of a problem, then the others."""
+    for tile in problem.tiles():
+        yield tile.rows(slice(0, FIRST))
+        yield tile.rows(slice(FIRST, None))
 
 
 def _spread(problem: Attention) -> float:
