@@ -20,7 +20,7 @@ every element that a record computes has its bits; of 10 calls of FlashInfer's s
 calls over ragged and paged sequences 351,228 of 351,232.
 Keys may be shared among several blocks: every part is a walk of its own, and the parts are weighted by the exponentials
 of their log-sum-exps, whose logarithm (``lg2.approx``) has no model: their sum is known within an interval.
-With a soft cap the tangent (``tanh.approx``) has no model either: the codes of P are known within its error.
+With a soft cap a score is ``tanh.approx`` of its product with the scales over the cap, and ``c`` the cap times log2 e.
 Not covered: transposed values.
 """
 
@@ -146,12 +146,12 @@ class Pipeline:
 
     def capped(self, problem: Attention, dots: Tensor) -> Tensor:
         """What is multiplied by :meth:`factor`: dot products ``dots`` ``[R, N]``, float32, or with a soft cap their
-        tangents, rounded from exact ones: ``tanh.approx`` has no model. NaN stays NaN."""
+        tangents. NaN stays NaN."""
         if problem.cap is None:
             return dots
         scale = float(np.float32(np.float32(problem.softmax_scale) / np.float32(problem.cap)))
         inner = f32(f32(problem.q_scale.to(torch.float64) * problem.k_scale.to(torch.float64)) * scale)
-        return torch.tanh(f32(dots.to(torch.float64) * inner[:, None])).to(torch.float32)
+        return mufu.tanh(f32(dots.to(torch.float64) * inner[:, None])).to(torch.float32)
 
     def value_scale(self, problem: Attention | Stack) -> Tensor:
         """What multiplies the reciprocal of ``l`` at the end, without the gain of P: a float64 value of float32,

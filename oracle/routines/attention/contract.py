@@ -264,7 +264,7 @@ class AttentionContract(Contract):
                     return False
             return True
 
-        predicted = name not in self.plain and splits == 1 and _has_bits(pipeline(name)) and not self.capped(call)
+        predicted = name not in self.plain and splits == 1 and _has_bits(pipeline(name))
 
         def predictions() -> Iterator[Prediction]:
             if predicted:
@@ -355,7 +355,7 @@ class AttentionContract(Contract):
             lambda: (self._admitted(call, edges), basis),
             chosen.name,
             mistrust=lambda outputs: self._why_mistrust(call, outputs),
-            among=among if _has_bits(chosen) and not self.capped(call) else None,
+            among=among if _has_bits(chosen) else None,
         )
 
     def _of_codes(
