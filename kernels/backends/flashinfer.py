@@ -153,7 +153,7 @@ def batch(q: Tensor, p: Batched) -> States:
     Operands and results as of :class:`~kernels.backends.declaration.Backend`; ``q`` is that of ``p``.
     """
     (_, heads, depth), of_keys, module = q.shape, p.k.shape[-2], library("flashinfer.prefill")
-    options = {"causal": p.causal, "sm_scale": p.scale, "window_left": p.left}
+    options: dict[str, Any] = {"causal": p.causal, "sm_scale": p.scale, "window_left": p.left}
     options |= {"q_data_type": q.dtype, "kv_data_type": q.dtype, "o_data_type": p.dtype}
     if p.pages is None:
         wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(_workspace(q.device), "NHD", backend="fa3")

@@ -265,7 +265,7 @@ class Scores:
 
     @classmethod
     def of(cls, problem: Attention, rows: Tensor, *, predicted: bool = False) -> Scores:
-        """Those of some rows of ``problem``."""
+        """Those of some ``rows`` of ``problem``, int64 ``[S]``, ascending; NaN where a NaN enters a score."""
         return cls(rows, *_scores(problem.rows(rows).near(), predicted))
 
 

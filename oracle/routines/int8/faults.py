@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import decode
+from oracle.routines.attention.sage import slots
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, VALUE, Faults, WhyNot, both, entry, need, ones, way
 from oracle.routines.ideas import fields, first_for_all, nibbles_swapped, option, rolled
@@ -285,9 +286,9 @@ several_keys = need(lambda call: call.inputs["v"].shape[1] > 1, "one key")
 
 def _ordered(order: tuple[int, ...]) -> Callable[[Call, Tensor], Tensor]:
     """Codes whose 16 neighbours lie in another order than theirs."""
-    right = sage.slots(16, torch.device("cpu"))
+    right = slots(16, torch.device("cpu"))
     at = right[list(order)]
-    return lambda call, q: q.view(torch.uint8).unflatten(3, (-1, 16))[..., at].flatten(3).view(q.dtype)
+    return lambda call, q: q.view(torch.uint8).reshape(*q.shape[:3], -1, 16)[..., at].flatten(3).view(q.dtype)
 
 
 def _of_first_keys(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:

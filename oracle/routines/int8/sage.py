@@ -9,9 +9,9 @@ channel.
 The library is compiled with ``--use_fast_math``: both divisions may be approximate, and one by a constant a product
 with its rounded reciprocal (:mod:`oracle.numbers.fast_math`). Scales and codes of either are right.
 
-A block with NaN or infinity is left open. Source: SageAttention 2.2 ``csrc/fused/fused.cu`` and
-``sageattention/quant.py``, read, not run. Not covered: the layout HND, scales for each thread, ``smooth_v``, whose sum
-has any order.
+A block with NaN or infinity is left open.
+Source: SageAttention 2.2 ``csrc/fused/fused.cu`` and ``sageattention/quant.py``, read, not run. Not covered: the layout
+HND, scales for each thread, ``smooth_v``, whose sum has any order.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class BlockQuantiser(Int8Quantiser):
             whole = x.reshape(batch, heads, blocks * rows, depth)
             return whole[:, :, :queries].transpose(1, 2).contiguous()
 
-        ends = (back(x) for x in (result.low, result.high, result.expected, result.open))
+        low, high, expected, opened = (back(x) for x in (result.low, result.high, result.expected, result.open))
         scale, other = (x.squeeze(3) for x in scales)
-        return Quantised(*ends, scale, other=other, unscaled=unknown.squeeze(3))
+        return Quantised(low, high, expected, opened, scale, other=other, unscaled=unknown.squeeze(3))
 
 
 @register
