@@ -1,5 +1,5 @@
-"""Attention over an FP8 cache: FlashAttention-3 with pages, FlashInfer's prefill of one sequence, FlashMLA's sparse
-decode.
+"""Attention over an FP8 cache: FlashAttention-3 with pages, FlashInfer's prefill of one sequence, of ragged and of
+paged ones, FlashMLA's sparse decode.
 
 Query head ``h`` of ``H`` reads KV head ``h // (H / G)``; a score is a dot product times ``softmax_scale`` and the
 scales of query and key. The libraries round the weights of keys to E4M3 where queries are E4M3; plain torch does not.
@@ -13,13 +13,15 @@ Source: vllm-project/flash-attention ``hopper/``, FlashInfer ``single_prefill_wi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import checks
 from .adapters import by_name
-from .backends.declaration import Attended
+from .backends.declaration import Attended, Batched, OfHeads
 from .checks import FP8
 from .errors import LayoutError, OptionError, ShapeError, shown
 from .operators import empty
@@ -271,6 +273,211 @@ def single_prefill_with_kv_cache(
         out, lse = _prefill_fake(q, k, v, None, None, None, o_dtype)
         return out.zero_(), lse.fill_(-torch.inf)
     return run.attention_prefill(q, k, v, (scale_q, scale_k, scale_v), o_dtype, causal, factor)
+
+
+def _batch_fake(q: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
+    dtype = next(x for x in operands if isinstance(x, torch.dtype))
+    return empty(*q.shape, like=q, dtype=dtype), empty(*q.shape[:2], like=q, dtype=torch.float32)
+
+
+def _batch(
+    operation: str, q: Tensor, k: Tensor, v: Tensor, scales: OfHeads, offsets: dict[str, Tensor], window_left: int
+) -> torch.device:
+    """Check what ragged and paged prefills share, of ``k`` and ``v`` ``[..., G, D]``; the device."""
+    _, heads, depth = checks.dtype("q", checks.rank("q", q, 3), FP8).shape
+    of_keys = k.shape[-2]
+    _head("q", depth)
+    _group(heads, of_keys)
+    counts = {"scale_q": (heads, "[H]"), "scale_k": (of_keys, "[G]"), "scale_v": (of_keys, "[G]")}
+    named = dict(zip(counts, scales, strict=True))
+    for name, x in named.items():
+        if x is not None:
+            checks.operand(name, x, (counts[name][0],), counts[name][1], torch.float32)
+    for name, x in offsets.items():
+        checks.dtype(name, checks.rank(name, x, 1), torch.int32)
+    if window_left < -1:
+        raise OptionError(f"window_left={shown(window_left)}; pass -1 or a number of keys")
+    return checks.same_device(q=q, k=k, v=v, **named, **offsets)
+
+
+def _rising(name: str, check: bool | None, ends: Tensor, total: int, of: str) -> None:
+    wrong = torch.cat([ends[:1] != 0, ends[1:] < ends[:-1], ends[-1:] != total])
+    said = f"{name} must rise from 0 to {total}, the rows of {of}"
+    checks.values(name, check, ~wrong.any(), lambda: f"{said}; it is {ends.tolist()[:9]}")
+
+
+@verb(
+    "attention_ragged",
+    contracts=("BatchPrefillWithRaggedKVCacheWrapper",),
+    adapter=by_name("out", "lse"),
+    fake=_batch_fake,
+)
+def batch_prefill_with_ragged_kv_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    scale_q: Tensor | None = None,
+    scale_k: Tensor | None = None,
+    scale_v: Tensor | None = None,
+    o_dtype: torch.dtype = torch.bfloat16,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    check: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Prefill of several sequences whose keys lie one behind the other: FlashInfer's wrapper with FP8 queries, planned
+    and run in one call. The last query of a sequence stands at its last key.
+
+    Parameters
+    ----------
+    q
+        ``[M, H, D]`` E4M3.
+    k, v
+        ``[N, G, D]`` E4M3.
+    qo_indptr, kv_indptr
+        ``[B + 1]`` int32, the first query and the first key of each sequence, and the ends.
+    scale_q, scale_k, scale_v
+        ``[H]``, ``[G]`` and ``[G]`` float32, positive and finite; None: 1.
+    o_dtype
+        bfloat16 or float16.
+    causal
+        No key behind the place of a query. A query without keys may give anything.
+    sm_scale
+        None: ``D ** -0.5``.
+    window_left
+        Keys that a query sees before its place; -1: all.
+    check
+        Verify the offsets; see :func:`kernels.checks.values`.
+
+    Returns
+    -------
+    out, lse
+        ``[M, H, D]`` of ``o_dtype``, and the log-sum-exp to base 2 ``[M, H]`` float32.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError, ValueRangeError
+    """
+    keys, of_keys, depth = checks.dtype("k", checks.rank("k", k, 3), FP8).shape
+    checks.shape("k", k, (keys, of_keys, checks.rank("q", q, 3).shape[2]), "[N, G, D]")
+    checks.operand("v", v, (keys, of_keys, depth), "[N, G, D]", FP8)
+    checks.out_dtype(o_dtype, torch.bfloat16, torch.float16, name="o_dtype")
+    scales, factor = (scale_q, scale_k, scale_v), _scale("sm_scale", sm_scale, depth)
+    offsets = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr}
+    device = _batch("attention_ragged", q, k, v, scales, offsets, window_left)
+    checks.shape("kv_indptr", kv_indptr, tuple(qo_indptr.shape), "[B + 1]")
+    if is_compiling():
+        outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.batch_prefill_with_ragged_kv_cache(
+            q, k, v, qo_indptr, kv_indptr, *scales, o_dtype, causal, sm_scale, window_left, check
+        )
+        return outputs
+    run = route("attention_ragged", device, ("head_dim", depth), ("out_dtype", dtype_name(o_dtype)))
+    if checks.wanted(check, device):
+        _rising("qo_indptr", check, qo_indptr, q.shape[0], "q")
+        _rising("kv_indptr", check, kv_indptr, keys, "k")
+    if 0 in (q.shape[0], keys):
+        out, lse = _batch_fake(q, o_dtype)
+        return out.zero_(), lse.fill_(-torch.inf)
+    return run.attention_ragged(
+        Batched(q, k, v, scales, qo_indptr, kv_indptr, None, None, o_dtype, causal, factor, window_left)
+    )
+
+
+@verb(
+    "attention_paged",
+    contracts=("BatchPrefillWithPagedKVCacheWrapper",),
+    adapter=by_name("out", "lse"),
+    fake=_batch_fake,
+)
+def batch_prefill_with_paged_kv_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    qo_indptr: Tensor,
+    paged_kv_indptr: Tensor,
+    paged_kv_indices: Tensor,
+    paged_kv_last_page_len: Tensor,
+    scale_q: Tensor | None = None,
+    scale_k: Tensor | None = None,
+    scale_v: Tensor | None = None,
+    o_dtype: torch.dtype = torch.bfloat16,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    check: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Prefill of several sequences over pages of a cache: FlashInfer's wrapper with FP8 queries, planned and run in one
+    call. The last query of a sequence stands at its last key.
+
+    Parameters
+    ----------
+    q
+        ``[M, H, D]`` E4M3.
+    k_cache, v_cache
+        ``[C, P, G, D]`` E4M3, pages of P keys; slots behind the last key may hold anything.
+    qo_indptr, paged_kv_indptr
+        ``[B + 1]`` int32, the first query and the first of its ``paged_kv_indices`` of each sequence, and the ends.
+    paged_kv_indices
+        ``[L]`` int32, the pages of all sequences.
+    paged_kv_last_page_len
+        ``[B]`` int32, the keys in the last page of each sequence; 0 without pages.
+    scale_q, scale_k, scale_v
+        ``[H]``, ``[G]`` and ``[G]`` float32, positive and finite; None: 1.
+    o_dtype
+        bfloat16 or float16.
+    causal
+        No key behind the place of a query. A query without keys may give anything.
+    sm_scale
+        None: ``D ** -0.5``.
+    window_left
+        Keys that a query sees before its place; -1: all.
+    check
+        Verify offsets, pages and lengths; see :func:`kernels.checks.values`.
+
+    Returns
+    -------
+    out, lse
+        ``[M, H, D]`` of ``o_dtype``, and the log-sum-exp to base 2 ``[M, H]`` float32.
+
+    Raises
+    ------
+    DeviceError, DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError, ValueRangeError
+    """
+    caches, size, of_keys, depth = checks.dtype("k_cache", checks.rank("k_cache", k_cache, 4), FP8).shape
+    checks.shape("k_cache", k_cache, (caches, size, of_keys, checks.rank("q", q, 3).shape[2]), "[C, P, G, D]")
+    checks.operand("v_cache", v_cache, (caches, size, of_keys, depth), "[C, P, G, D]", FP8)
+    checks.out_dtype(o_dtype, torch.bfloat16, torch.float16, name="o_dtype")
+    scales, factor = (scale_q, scale_k, scale_v), _scale("sm_scale", sm_scale, depth)
+    ends, pages, last = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+    offsets = {
+        "qo_indptr": qo_indptr, "paged_kv_indptr": ends, "paged_kv_indices": pages, "paged_kv_last_page_len": last,
+    }  # fmt: skip  # one row
+    device = _batch("attention_paged", q, k_cache, v_cache, scales, offsets, window_left)
+    checks.shape("paged_kv_indptr", ends, tuple(qo_indptr.shape), "[B + 1]")
+    checks.shape("paged_kv_last_page_len", last, (qo_indptr.shape[0] - 1,), "[B]")
+    if is_compiling():
+        outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.batch_prefill_with_paged_kv_cache(
+            q, k_cache, v_cache, *offsets.values(), *scales, o_dtype, causal, sm_scale, window_left, check
+        )
+        return outputs
+    run = route("attention_paged", device, ("head_dim", depth), ("out_dtype", dtype_name(o_dtype)))
+    if checks.wanted(check, device):
+        _rising("qo_indptr", check, qo_indptr, q.shape[0], "q")
+        _rising("paged_kv_indptr", check, ends, len(pages), "paged_kv_indices")
+        if pages.numel():
+            checks.within("paged_kv_indices", check, pages, pages, (0, caches - 1), f"[0, {caches - 1}], the pages")
+        some = ends[1:] > ends[:-1]
+        right = torch.where(some, (last >= 1) & (last <= size), last == 0).all()
+        said = f"paged_kv_last_page_len must lie within [1, {size}], and be 0 without pages"
+        checks.values("paged_kv_last_page_len", check, right, lambda: f"{said}; it is {last.tolist()[:9]}")
+    if 0 in (q.shape[0], pages.shape[0]):
+        out, lse = _batch_fake(q, o_dtype)
+        return out.zero_(), lse.fill_(-torch.inf)
+    return run.attention_paged(
+        Batched(q, k_cache, v_cache, scales, qo_indptr, ends, pages, last, o_dtype, causal, factor, window_left)
+    )
 
 
 @verb("attention_latent", adapter=by_name("out", "softmax_lse"), fake=_latent_fake)

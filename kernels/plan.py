@@ -140,6 +140,8 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "paged_metadata": ("deep_gemm", "eager"),
     "attention": ("vllm_fa3", "eager"),
     "attention_prefill": ("flashinfer", "eager"),
+    "attention_ragged": ("flashinfer", "eager"),
+    "attention_paged": ("flashinfer", "eager"),
     "attention_latent": ("flashmla", "eager"),
 }
 ORDERS: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -265,6 +267,8 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fp8_paged_mqa_logits": ("paged_mqa_logits", {"heads": 32, "head_dim": 128, "block_size": 64}),
     "mha_fwd": ("attention", {"head_dim": 128, "n": 128}),
     "single_prefill_with_kv_cache": ("attention_prefill", {"head_dim": 128}),
+    "BatchPrefillWithRaggedKVCacheWrapper": ("attention_ragged", {"head_dim": 128}),
+    "BatchPrefillWithPagedKVCacheWrapper": ("attention_paged", {"head_dim": 128}),
     "flash_mla_with_kvcache": ("attention_latent", {"heads": 64, "k": 2048}),
 }
 

@@ -74,6 +74,8 @@ LEAST_1D1D = 33
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
 MX_LAYERS = ("moe_nvfp4", "moe_mxfp8_mxfp4", "moe_mxfp8")
 """Layers of experts of MX and NVFP4 that a library has in one call."""
+PREFILLS = ("attention_prefill", "attention_ragged", "attention_paged")
+"""Prefills of FP8 queries: of one sequence, of several, and over pages."""
 BLOCK_QUANTISERS = ("quant_mxfp8", "quant_mxfp4", "quant_nvfp4")
 """Quantisers whose blocks share a scale byte."""
 PLAIN_TORCH_ON_GPU = (
@@ -505,8 +507,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
     ),
     "flashinfer": (
         *NVIDIA,
-        _need("sm", "in", (90,), "its prefill of FP8 queries is sm90's; this is {arch}", "attention_prefill"),
-        _need("head_dim", "in", (64, 128, 256), "", "attention_prefill"),
+        _need("sm", "in", (90,), "its prefill of FP8 queries is sm90's; this is {arch}", *PREFILLS),
+        _need("head_dim", "in", (64, 128, 256), "", *PREFILLS),
         _need("family", "in", (10,), "the TensorRT-LLM kernel needs the sm100 family; this is {arch}", "moe_trtllm"),
         _need("family", "in", (9, 10, 12), "needs sm90 or newer; this is {arch}", "moe_cutlass"),
         _need("sm", "in", (90,), "fp8_blockscale_gemm_sm90 needs sm90; this is {arch}",

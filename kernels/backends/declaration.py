@@ -74,6 +74,41 @@ class Attended(NamedTuple):
     cap: float = 0.0
 
 
+class Batched(NamedTuple):
+    """The operands of prefills of several sequences, as of :func:`kernels.batch_prefill_with_paged_kv_cache`.
+
+    Attributes
+    ----------
+    q, k, v
+        Queries of all sequences, and their keys and values or the pages of a cache.
+    scales
+        Of queries, keys and values.
+    ends
+        First query of each sequence, and the end.
+    of_keys
+        The same of keys, or with pages of these.
+    pages, last
+        Pages of all sequences, and keys in the last one of each; None: no pages.
+    dtype, causal, scale
+        Of the output, and as of the verb.
+    left
+        Keys to the left of a query; -1 for any number.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scales: OfHeads
+    ends: Tensor
+    of_keys: Tensor
+    pages: Tensor | None
+    last: Tensor | None
+    dtype: torch.dtype
+    causal: bool
+    scale: float
+    left: int
+
+
 WideLinear = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(input [M, K] bf16 or f16, weight [N, K], weight_scale) -> [M, N]`` of the dtype of the input."""
 
@@ -436,6 +471,10 @@ class Backend:
     attention: Callable[[Attended], States] = _absent
     attention_prefill: Callable[[Tensor, Tensor, Tensor, OfHeads, torch.dtype, bool, float], States] = _absent
     """``(q, k, v, scales, dtype, causal, softmax_scale)`` of one sequence; the log-sum-exp is to base 2."""
+    attention_ragged: Callable[[Batched], States] = _absent
+    """Several sequences; the log-sum-exp is to base 2."""
+    attention_paged: Callable[[Batched], States] = _absent
+    """The same over pages."""
     attention_latent: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], States] = _absent
     """``(q, cache, indices, sink, softmax_scale)``; the log-sum-exp is without the sink."""
 

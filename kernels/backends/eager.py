@@ -805,5 +805,7 @@ BACKEND = Backend(
     paged_metadata=paged_metadata,
     attention=eager_attention.attention,
     attention_prefill=eager_attention.prefill,
+    attention_ragged=eager_attention.batch,
+    attention_paged=eager_attention.batch,
     attention_latent=eager_attention.latent,
 )

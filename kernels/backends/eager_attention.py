@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..support import RANK, ROPE_AT, SCALES_AT, TILE
 from ._host import no_autocast_no_grad, take
-from .declaration import Attended, OfHeads
+from .declaration import Attended, Batched, OfHeads
 
 
 def _weighed(
@@ -80,9 +80,17 @@ def attention(p: Attended) -> tuple[Tensor, Tensor]:
 
 @no_autocast_no_grad
 def prefill(
-    q: Tensor, k: Tensor, v: Tensor, scales: OfHeads, dtype: torch.dtype, causal: bool, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scales: OfHeads,
+    dtype: torch.dtype,
+    causal: bool,
+    scale: float,
+    left: int = -1,
 ) -> tuple[Tensor, Tensor]:
-    """Operands and results as of :class:`~kernels.backends.declaration.Backend`."""
+    """Operands and results as of :class:`~kernels.backends.declaration.Backend`; ``left`` as of
+    :class:`~kernels.backends.declaration.Batched`."""
     (queries, heads, depth), (keys, of_keys, _) = q.shape, k.shape
     group, out = heads // of_keys, torch.empty(q.shape, dtype=dtype, device=q.device)
     lse = torch.empty(queries, heads, dtype=torch.float32, device=q.device)
@@ -91,8 +99,11 @@ def prefill(
     of_q, of_k, of_v = (ones[:n] if x is None else x for x, n in zip(scales, counts, strict=True))
     place = torch.arange(keys, device=q.device)
     seen = torch.ones(queries * group, keys, dtype=torch.bool, device=q.device)
+    at = _place(queries, place.new_tensor(keys), group)[:, None]
     if causal:
-        seen = place <= _place(queries, place.new_tensor(keys), group)[:, None]
+        seen = seen & (place <= at)
+    if left >= 0:
+        seen = seen & (place >= at - left)
     for g in range(of_keys):
         own = slice(g * group, (g + 1) * group)
         rows = q[:, own].to(torch.float32).reshape(queries * group, depth)
@@ -100,6 +111,23 @@ def prefill(
         o, total, _ = _weighed(rows, k[:, g].to(torch.float32), v[:, g].to(torch.float32), factor, seen, None)
         out[:, own] = (o * of_v[g]).reshape(queries, group, depth).to(dtype)
         lse[:, own] = (total / math.log(2.0)).reshape(queries, group)
+    return out, lse
+
+
+def batch(p: Batched) -> tuple[Tensor, Tensor]:
+    """Operands and results as of :class:`~kernels.backends.declaration.Backend`: one sequence after the other."""
+    out = torch.zeros(p.q.shape, dtype=p.dtype, device=p.q.device)
+    lse = torch.full(p.q.shape[:2], -math.inf, dtype=torch.float32, device=p.q.device)
+    ends, of_keys = p.ends.tolist(), p.of_keys.tolist()
+    for b, (first, stop) in enumerate(zip(ends, ends[1:], strict=False)):
+        k, v = (x[of_keys[b] : of_keys[b + 1]] for x in (p.k, p.v))
+        if p.pages is not None and p.last is not None:
+            pages = p.pages[of_keys[b] : of_keys[b + 1]].long()
+            keys = max(0, len(pages) - 1) * p.k.shape[1] + int(p.last[b])
+            k, v = (take(x, pages).flatten(0, 1)[:keys] for x in (p.k, p.v))
+        if stop > first and len(k):
+            some = slice(first, stop)
+            out[some], lse[some] = prefill(p.q[some], k, v, p.scales, p.dtype, p.causal, p.scale, p.left)
     return out, lse
 
 

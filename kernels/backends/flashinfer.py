@@ -1,5 +1,5 @@
 """FlashInfer: the SM90 block-scaled product with internal quantisation, TensorRT-LLM / CUTLASS MoE entry points, and
-prefill of one sequence with FP8 queries.
+prefills of one sequence and of several with FP8 queries.
 
 ``fp8_blockscale_gemm_sm90`` as shipped silently returns wrong numbers for several documented calls (row-major or
 unpadded activation scales, float16 outputs, per-token weight scales, bf16 weights). Here the activation scale is
@@ -28,25 +28,35 @@ from .. import fast
 from ..config import current_config
 from ..fast import Run
 from ..records import Machine, Problem
-from ..support import BLACKWELL
+from ..support import BLACKWELL, PREFILLS
 from ._flashinfer import ONE_CALL, library
 from ._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
-from .declaration import Backend, OfHeads, States
+from .declaration import Backend, Batched, OfHeads, States
+
+NAMES = {
+    "attention_prefill": "single_prefill_with_kv_cache",
+    "attention_ragged": "BatchPrefillWithRaggedKVCacheWrapper",
+    "attention_paged": "BatchPrefillWithPagedKVCacheWrapper",
+    "moe_trtllm": "trtllm_fp8_per_tensor_scale_moe",
+    "moe_cutlass": "cutlass_fused_moe",
+    "bmm": "bmm_fp8",
+}
+WORKSPACE = 256 << 20
+"""Bytes that the wrappers ask for, once for each device."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The library's routine."""
-    names = {"moe_trtllm": "trtllm_fp8_per_tensor_scale_moe", "moe_cutlass": "cutlass_fused_moe", "bmm": "bmm_fp8"}
-    names["attention_prefill"] = "single_prefill_with_kv_cache"
-    return names.get(p.op, "fp8_blockscale_gemm_sm90")
+    return NAMES.get(p.op, "fp8_blockscale_gemm_sm90")
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
     if p.op.startswith("moe"):
         return ()
-    if p.op == "attention_prefill":
-        return ("its kernel is compiled at the first call of a head dim and dtype",)
+    if p.op in PREFILLS:
+        compiled = "its kernel is compiled at the first call of a head dim and dtype"
+        return (compiled,) if p.op == "attention_prefill" else ("each call is planned on the host", compiled)
     if p.op == "bmm":
         return ("B to column-major",)
     quantised = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
@@ -128,16 +138,47 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, scales: OfHeads, dtype: torch.dtype
 
     Operands and results as of :class:`~kernels.backends.declaration.Backend`.
     """
-    counts = (q.shape[1], k.shape[1], k.shape[1])
-    whole = (
-        torch.ones(n, dtype=torch.float32, device=q.device) if x is None else dense(x)
-        for x, n in zip(scales, counts, strict=True)
-    )
+    whole = _of_every_head(q, k, scales)
     run = library("flashinfer.prefill").single_prefill_with_kv_cache
     out, lse = run(
         dense(q), dense(k), dense(v), *whole, dtype, causal=causal, sm_scale=scale, backend="fa3", return_lse=True
     )
     return out, lse
+
+
+@on_its_device
+def batch(q: Tensor, p: Batched) -> States:
+    """The wrapper of ragged or of paged sequences by the backend for sm90: planned, then run.
+
+    Operands and results as of :class:`~kernels.backends.declaration.Backend`; ``q`` is that of ``p``.
+    """
+    (_, heads, depth), of_keys, module = q.shape, p.k.shape[-2], library("flashinfer.prefill")
+    options: dict[str, Any] = {"causal": p.causal, "sm_scale": p.scale, "window_left": p.left}
+    options |= {"q_data_type": q.dtype, "kv_data_type": q.dtype, "o_data_type": p.dtype}
+    if p.pages is None:
+        wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(_workspace(q.device), "NHD", backend="fa3")
+        wrapper.plan(p.ends, p.of_keys, heads, of_keys, depth, **options)
+        cache: tuple[Any, ...] = (dense(p.k), dense(p.v))
+    else:
+        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(_workspace(q.device), "NHD", backend="fa3")
+        wrapper.plan(p.ends, p.of_keys, p.pages, p.last, heads, of_keys, depth, p.k.shape[1], **options)
+        cache = ((dense(p.k), dense(p.v)),)
+    out, lse = wrapper.run(dense(q), *cache, *_of_every_head(q, p.k, p.scales), return_lse=True)
+    return out, lse
+
+
+def _of_every_head(q: Tensor, k: Tensor, scales: OfHeads) -> tuple[Tensor, ...]:
+    """A scale for every head of the queries, keys and values: 1 where none is given."""
+    counts = (q.shape[-2], k.shape[-2], k.shape[-2])
+    return tuple(
+        torch.ones(n, dtype=torch.float32, device=q.device) if x is None else dense(x)
+        for x, n in zip(scales, counts, strict=True)
+    )
+
+
+@functools.cache
+def _workspace(device: torch.device) -> Tensor:
+    return torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def numerics(p: Problem, machine: Machine) -> str:
@@ -149,7 +190,7 @@ def numerics(p: Problem, machine: Machine) -> str:
 
 def missing(p: Problem, machine: Machine) -> str | None:
     """A release may lack a routine."""
-    homes = {"moe_trtllm": "fused_moe", "moe_cutlass": "fused_moe", "attention_prefill": "prefill"}
+    homes = {"moe_trtllm": "fused_moe", "moe_cutlass": "fused_moe", **dict.fromkeys(PREFILLS, "prefill")}
     module = library(f"flashinfer.{homes.get(p.op, 'gemm')}")
     name = kernel(p, machine)
     return None if hasattr(module, name) else f"this release has no {name}; install a newer one"
@@ -166,4 +207,6 @@ BACKEND = Backend(
     moe_trtllm=moe_trtllm,
     moe_cutlass=moe_cutlass,
     attention_prefill=prefill,
+    attention_ragged=lambda p: batch(p.q, p),
+    attention_paged=lambda p: batch(p.q, p),
 )

@@ -238,36 +238,35 @@ def codes_bound(
     problem: Attention, pipeline: Pipeline, *, predicted: bool, known: Scores | None = None, column: int | None = None
 ) -> Edges:
     """The edges of a kernel that rounds P as ``pipeline`` says, tile by tile, and computes all else in any way; with
-    ``predicted`` its scores are those of the instruction, bit for bit. ``known``: of its row alone, on the CPU; and of
-    one ``column`` of it ``[1, 1]``, a little wider than among the others, because its sums have another order."""
+    ``predicted`` its scores are those of the instruction, bit for bit. ``known``: of its rows alone; and of one
+    ``column`` of one row ``[1, 1]``, a little wider than among the others, because its sums have another order."""
     parts, first = [], 0
-    for part, width in blocks(problem, pipeline):
-        rows, first = range(first, first + len(part.q)), first + len(part.q)
+    for part, width in blocks(problem, pipeline, None if known is None else known.rows):
         if known is None:
             parts.append(_codes(part, width, pipeline, *_scores(part, predicted)))
-        elif known.row in rows:
-            at, skipped = known.row - rows.start, problem.k.shape[0] - part.k.shape[0]
-            own = known.values[:, skipped:], known.errors[:, skipped:]
-            row = part.rows(slice(at, at + 1)).near()
-            if column is not None:
-                row = replace(row, v=row.v[:, column : column + 1])
-            parts.append(_codes(row, width, pipeline, *own, alone=column is not None))
+            continue
+        own, skipped = part.near(), problem.k.shape[0] - part.k.shape[0]
+        rows, first = slice(first, first + len(part.q)), first + len(part.q)
+        scores = (x[rows, skipped:].to(own.q.device) for x in (known.values, known.errors))
+        if column is not None:
+            own = replace(own, v=own.v[:, column : column + 1])
+        parts.append(_codes(own, width, pipeline, *scores, alone=column is not None))
     return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Those of one row ``[1, N]``, exact, and how far a score of any accumulator may be from them; the same for every
-    pipeline."""
+    """Those ``[S, N]`` of the rows ``rows``, int64 ``[S]``, ascending: exact, and how far a score of any accumulator
+    may be from them, or with ``predicted`` those of the instruction; the same for every pipeline."""
 
-    row: int
+    rows: Tensor
     values: Tensor
     errors: Tensor
 
     @classmethod
-    def of(cls, problem: Attention, row: int) -> Scores:
-        """Those of a row of ``problem``."""
-        return cls(row, *(x.cpu() for x in _scores(problem.rows(slice(row, row + 1)).near(), predicted=False)))
+    def of(cls, problem: Attention, rows: Tensor, *, predicted: bool = False) -> Scores:
+        """Those of some ``rows`` of ``problem``, int64 ``[S]``, ascending; NaN where a NaN enters a score."""
+        return cls(rows, *_scores(problem.rows(rows).near(), predicted))
 
 
 def _scores(problem: Attention, predicted: bool) -> tuple[Tensor, Tensor]:

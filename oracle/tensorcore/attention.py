@@ -20,7 +20,7 @@ every element that a record computes has its bits; of 10 calls of FlashInfer's s
 calls over ragged and paged sequences 351,228 of 351,232.
 Keys may be shared among several blocks: every part is a walk of its own, and the parts are weighted by the exponentials
 of their log-sum-exps, whose logarithm (``lg2.approx``) has no model: their sum is known within an interval.
-With a soft cap the tangent (``tanh.approx``) has no model either: the codes of P are known within its error.
+With a soft cap a score is ``tanh.approx`` of its product with the scales over the cap, and ``c`` the cap times log2 e.
 Not covered: transposed values.
 """
 
@@ -146,12 +146,12 @@ class Pipeline:
 
     def capped(self, problem: Attention, dots: Tensor) -> Tensor:
         """What is multiplied by :meth:`factor`: dot products ``dots`` ``[R, N]``, float32, or with a soft cap their
-        tangents, rounded from exact ones: ``tanh.approx`` has no model. NaN stays NaN."""
+        tangents. NaN stays NaN."""
         if problem.cap is None:
             return dots
         scale = float(np.float32(np.float32(problem.softmax_scale) / np.float32(problem.cap)))
         inner = f32(f32(problem.q_scale.to(torch.float64) * problem.k_scale.to(torch.float64)) * scale)
-        return torch.tanh(f32(dots.to(torch.float64) * inner[:, None])).to(torch.float32)
+        return mufu.tanh(f32(dots.to(torch.float64) * inner[:, None])).to(torch.float32)
 
     def value_scale(self, problem: Attention | Stack) -> Tensor:
         """What multiplies the reciprocal of ``l`` at the end, without the gain of P: a float64 value of float32,
@@ -256,28 +256,18 @@ def predict_attention(problem: Attention, pipeline: Pipeline) -> Tensor:
     return torch.cat([walk.out for walk in walks(problem, pipeline)])
 
 
-def walks(problem: Attention, pipeline: Pipeline) -> Iterator[Walk]:
-    """The walk of every block of rows, in the order of the rows; see :func:`predict_attention`.
+def walks(problem: Attention, pipeline: Pipeline, some: Tensor | None = None) -> Iterator[Walk]:
+    """The walk of every block of rows, in the order of the rows; see :func:`predict_attention`. ``some``: of these rows
+    alone, int64 ``[S]``, ascending, over the tiles that they have among the others.
 
     Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
-    for part, width in blocks(problem, pipeline):
+    for part, width in blocks(problem, pipeline, some):
         yield _walk(part, pipeline, width)
 
 
-def walk_of_row(problem: Attention, pipeline: Pipeline, row: int) -> Walk:
-    """The walk of one row alone, over the tiles that it has among the others; see :func:`predict_attention`.
-
-    Raises NumericsError: the pipeline cannot compute it, or says nothing of its products."""
-    for part, width in blocks(problem, pipeline):
-        if row < len(part.q):
-            return _walk(part.rows(slice(row, row + 1)), pipeline, width)
-        row -= len(part.q)
-    raise IndexError(row)
-
-
-def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, int]]:
+def blocks(problem: Attention, pipeline: Pipeline, some: Tensor | None = None) -> Iterator[tuple[Attention, int]]:
     """Blocks of rows over the keys from which their tiles are counted, in the order of the rows, and the keys of a
-    tile.
+    tile; with ``some`` of the rows, int64 ``[S]``, ascending, these alone of each block that has one.
 
     Raises NumericsError: the pipeline cannot compute it."""
     if (reason := pipeline.why_not(problem)) is not None:
@@ -286,9 +276,11 @@ def blocks(problem: Attention, pipeline: Pipeline) -> Iterator[tuple[Attention, 
     width = pipeline.tile(depth, rows)
     windowed = pipeline.from_window and bool((problem.start > 0).any())
     block = pipeline.block(depth, rows) if windowed else problem.at_once
-    for first in range(0, rows, block):
+    for first in range(0, rows, block) if some is None else torch.unique(some // block * block).tolist():
         part = problem.rows(slice(first, first + block))
         origin = int(part.start[0]) if windowed else 0
+        if some is not None:
+            part = part.rows(some[(some >= first) & (some < first + block)] - first)
         yield _of_keys(part, origin, part.k.shape[0]), width
 
 

@@ -154,8 +154,8 @@ class Attention:
         }
         return replace(self, **tensors)
 
-    def rows(self, rows: slice) -> Attention:
-        """The same keys read by some of the rows."""
+    def rows(self, rows: slice | Tensor) -> Attention:
+        """The same keys read by some of the rows, a slice or int64 ``[S]``."""
         own = {name: getattr(self, name)[rows] for name in ("q", "q_scale", "start", "stop")}
         return replace(self, sink=None if self.sink is None else self.sink[rows], **own)
 

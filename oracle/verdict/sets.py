@@ -233,6 +233,7 @@ class Elements(Sets):
     mistrust : the reason for which a pass would prove little, from the outputs.
     matrix : outputs are compared as matrices ``[rows, last axis]``, and ``make`` gives them so.
     worst : :meth:`may_hold_worst`.
+    among : ``make`` for the outputs at hand, where an element that is known to be right may stand for its interval.
     """
 
     make: Callable[[], tuple[Mapping[str, Admissible], str]]
@@ -242,6 +243,7 @@ class Elements(Sets):
     mistrust: Callable[[Found], str | None] = lambda outputs: None
     matrix: bool = False
     worst: Callable[[Found, Worst], bool] = lambda outputs, worst: True
+    among: Callable[[Found], tuple[Mapping[str, Admissible], str]] | None = None
 
     def may_hold_worst(self, outputs: Found, worst: Worst) -> bool:
         return self.worst(outputs, worst)
@@ -253,7 +255,7 @@ class Elements(Sets):
         for bits in self.predictions():
             if bits.reproduces(outputs):
                 return verdict_of_equality(bits.basis, bits.name, bits.total, mistrust)
-        sets, basis = self.make()
+        sets, basis = self.make() if self.among is None else self.among(outputs)
         compared = [compare(outputs[name], admitted, output=name) for name, admitted in sets.items()]
         return worst_of([verdict(comparison, basis=basis, mistrust=mistrust) for comparison in compared])
 

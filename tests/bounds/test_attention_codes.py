@@ -152,7 +152,7 @@ class TestAnyArithmetic:
         p, signs = problem(1), torch.tensor([1.0, -1.0]).repeat(16)
         for q, size in ((torch.ones(3, 32), 2.0**-13 * 64), (signs.repeat(3, 1), gamma(32) * 64)):
             same = replace(p, q=q.to(E4M3), k=torch.full((90, 32), 2.0).to(E4M3))
-            assert Scores.of(same, 1).errors.tolist() == [[pytest.approx(size, rel=0.01)] * 90]
+            assert Scores.of(same, torch.tensor([1])).errors.tolist() == [[pytest.approx(size, rel=0.01)] * 90]
 
     def test_nan_and_rows_without_keys(self) -> None:
         p = problem(2)
@@ -180,7 +180,8 @@ class TestByHand:
     def test_every_term(self, name: str, sink: bool) -> None:
         p, one, row = problem(3, sink=sink), pipeline(name), 1
         errors = (torch.arange(90, dtype=torch.float64) % 7 * 0.004)[None]
-        bound = codes_bound(p, one, predicted=False, known=Scores(row, p.scores()[row : row + 1], errors))
+        known = Scores(torch.tensor([row]), p.scores()[row : row + 1], errors)
+        bound = codes_bound(p, one, predicted=False, known=known)
         low, high, lse, lost = by_hand(p, one, row, errors[0].tolist())
         width = (bound.high - bound.low)[0]
         for found, right in ((bound.low[0], low), (bound.high[0], high)):

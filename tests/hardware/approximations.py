@@ -1,10 +1,11 @@
 """Every step of a device's approximate instructions from the correctly rounded value, in one file.
 
     python tests/hardware/approximations.py --out DIR          # about a minute; DIR/approximations.npz, some 15 MB
+    python tests/hardware/approximations.py --tangent          # every float32 of tanh.approx beside its model
 
 ``rcp``: ``rcp.approx.ftz`` of the 2^23 values of [1, 2). ``ex2_*``: ``ex2.approx.ftz`` of the binades whose sums the
-libraries' exponentials ask for. ``rsqrt_*``: ``rsqrt.approx.ftz`` of [1, 2) and [2, 4). ``tanh`` and others are not
-asked. An entry is int8: the float32 step from the value rounded to nearest, which the CPU computes in float64.
+libraries' exponentials ask for. ``rsqrt_*``: ``rsqrt.approx.ftz`` of [1, 2) and [2, 4). An entry is int8:
+the float32 step from the value rounded to nearest, which the CPU computes in float64.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from oracle.numbers import mufu
 
 BINADE = 1 << 23
 BLOCK = 1024
@@ -58,11 +61,29 @@ def steps(name: str, first: int, device: str) -> np.ndarray:
     return np.clip(found, -128, 127).astype(np.int8)
 
 
+def tangent(device: str) -> int:
+    """Values of which ``tanh.approx`` has other bits than its model, of every binade and both signs."""
+    made, other = torch.empty(BINADE, device=device), 0
+    for first in range(-256, 256):
+        bits = torch.arange(BINADE, dtype=torch.int32, device=device) + first * BINADE
+        x = bits.view(torch.float32)
+        _kernel[(BINADE // BLOCK,)](x, made, WHAT="tanh.approx.f32 $0, $1;", N=BLOCK)
+        due = mufu.tanh(x.to(torch.float64)).to(torch.float32)
+        other += int(((due.view(torch.int32) != made.view(torch.int32)) & ~(x.isnan() & made.isnan())).sum())
+    print(f"tanh.approx: {other} of {512 * BINADE} float32 differ from the model")
+    return other
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tangent", action="store_true")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
+    if arguments.tangent:
+        return int(tangent(arguments.device) > 0)
+    if arguments.out is None:
+        parser.error("pass --out DIR, or --tangent")
     tables = {}
     for table, (name, first) in RANGES.items():
         tables[table] = steps(name, first, arguments.device)

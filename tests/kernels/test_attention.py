@@ -25,7 +25,7 @@ from kernels.plan import backend_of, plan
 from kernels.records import Machine, Problem
 from oracle.bindings.binding import UnboundError
 from oracle.bindings.known import find
-from oracle.routines import cases
+from oracle.routines import cases, profiles
 from oracle.verdict.sets import bits_of
 
 LIBRARIES = {
@@ -103,6 +103,8 @@ def test_plans() -> None:
     for op, backend, fields in (
         ("attention", "vllm_fa3", {"head_dim": 128, "n": 128}),
         ("attention_prefill", "flashinfer", {"head_dim": 128}),
+        ("attention_ragged", "flashinfer", {"head_dim": 128}),
+        ("attention_paged", "flashinfer", {"head_dim": 128}),
         ("attention_latent", "flashmla", {"heads": 64, "k": 2048}),
     ):
         assert plan(Problem(op, **fields), sm90).backend == backend
@@ -145,6 +147,52 @@ def test_another_release_is_refused(taken: int | None, why: str | None, monkeypa
                 vllm_attention.missing(Problem("attention"), Machine.described("sm90"))
     finally:
         vllm_attention.operator.cache_clear()
+
+
+@pytest.mark.parametrize("form", ["Ragged", "Paged"])
+def test_what_a_wrapper_is_planned_with_and_runs(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's wrappers are objects, of which no binding states a call: what each is passed, by its own names."""
+    contract, paged = f"BatchPrefillWith{form}KVCacheWrapper", form == "Paged"
+    case = next(one for one in profiles.cases(contract, "quick") if "scale_q" in one.inputs())
+    inputs, options, calls = case.inputs(), case.call_options(), list[Any]()
+
+    class Wrapper:
+        def __init__(self, space: Tensor, layout: str, *, backend: str) -> None:
+            calls.append((layout, backend))
+
+        def plan(self, *positional: Any, **named: Any) -> None:
+            calls.append((positional, named))
+
+        def run(self, *positional: Any, return_lse: bool) -> tuple[Tensor, Tensor]:
+            calls.append(positional)
+            return positional[0], positional[0]
+
+    monkeypatch.setattr(flashinfer, "library", lambda _: SimpleNamespace(**{contract: Wrapper}))
+    monkeypatch.setattr(flashinfer, "WORKSPACE", 8)
+    flashinfer._workspace.cache_clear()
+    monkeypatch.setattr(attention, "route", lambda *_: backend_of("flashinfer"))
+    verb = getattr(attention, f"batch_prefill_with_{form.lower()}_kv_cache")
+    verb(**inputs, **options)
+    flashinfer._workspace.cache_clear()
+    (made, (planned, named), (q, *passed)) = calls
+    keys = inputs["k_cache" if paged else "k"]
+    heads = [inputs["q"].shape[1], keys.shape[-2], inputs["q"].shape[2]]
+    offsets = [
+        "qo_indptr",
+        *(["paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"] if paged else ["kv_indptr"]),
+    ]
+    assert made == ("NHD", "fa3") and list(planned[len(offsets) :]) == heads + ([keys.shape[1]] if paged else [])
+    assert all(given is inputs[name] for given, name in zip(planned, offsets, strict=False))
+    assert named["o_data_type"] is options.get("o_dtype", torch.bfloat16) and named["causal"] is options.get(
+        "causal", False
+    )
+    assert named["window_left"] == options.get("window_left", -1) and named["kv_data_type"] is torch.float8_e4m3fn
+    assert torch.equal(bits_of(q), bits_of(inputs["q"]))
+    k, v, *scales = (*passed[0], *passed[1:]) if paged else passed
+    names = ("k_cache", "v_cache") if paged else ("k", "v")
+    assert all(torch.equal(bits_of(x), bits_of(inputs[name])) for x, name in zip((k, v), names, strict=True))
+    for x, name in zip(scales, ("scale_q", "scale_k", "scale_v"), strict=True):
+        assert torch.equal(x, inputs.get(name, torch.ones_like(x)))
 
 
 def codes(*shape: int) -> Tensor:

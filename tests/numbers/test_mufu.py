@@ -31,6 +31,21 @@ RECORDED = {
     ("ex2", -4.0): "4038f5b27c403a5a",
 }
 
+TANGENTS = {
+    -8: "e0a7e929a23769d5",
+    -7: "e8359d2a777ac1ca",
+    -6: "178fd053c8051dfb",
+    -5: "1c3a235b3138dd40",
+    -4: "b9447ab7e9217f1c",
+    -3: "587dddd9f1008fa7",
+    -2: "540ed64875cc8b31",
+    -1: "0ac298021bfbdb30",
+    0: "a3486cf7086101d0",
+    1: "ad04fd9fd5eb9f39",
+    2: "4473a37a9d41dd39",
+}
+"""Digests of ``tanh.approx`` as an H100 gave it, for every 4096th value of the binade of each exponent."""
+
 
 def digest(name: str, first: float) -> str:
     """Of the float32 steps from the correctly rounded value, as tests/hardware/approximations.py counts them."""
@@ -80,3 +95,35 @@ def test_ends(name: str, x: float, due: float) -> None:
 @pytest.mark.parametrize("function", MADE.values())
 def test_nan(function: Callable[[Tensor], Tensor]) -> None:
     assert bool(torch.isnan(function(torch.tensor([torch.nan], dtype=torch.float64))).all())
+
+
+class TestTangent:
+    """``tanh.approx``: an H100's results, odd, x below 2^-8 and 1 from 8 on."""
+
+    @pytest.mark.parametrize("exponent", TANGENTS)
+    def test_every_recorded_bit(self, exponent: int) -> None:
+        x = torch.from_numpy(2.0**exponent * (1 + np.arange(0, 1 << 23, 4096) / 2**23))
+        bits = mufu.tanh(x).to(torch.float32).view(torch.int32).numpy()
+        assert hashlib.sha256(bits.tobytes()).hexdigest()[:16] == TANGENTS[exponent]
+        assert torch.equal(mufu.tanh(-x), -mufu.tanh(x))
+
+    def test_another_row_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mufu, "TANGENT", mufu.TANGENT[17:] + mufu.TANGENT[:17])
+        mufu._tangent.cache_clear()
+        try:
+            with pytest.raises(AssertionError):
+                self.test_every_recorded_bit(0)
+        finally:
+            mufu._tangent.cache_clear()
+
+    def test_ends(self) -> None:
+        x = torch.tensor([0.0, -0.0, 2.0**-149, 2.0**-9, 2.0**-8, 8.0, torch.inf, -torch.inf], dtype=torch.float64)
+        due = torch.tensor([0.0, -0.0, 2.0**-149, 2.0**-9, 2.0**-8, 1.0, 1.0, -1.0], dtype=torch.float64)
+        assert torch.equal(mufu.tanh(x).view(torch.int64), due.view(torch.int64))
+        assert bool(torch.isnan(mufu.tanh(torch.tensor([torch.nan], dtype=torch.float64))).all())
+
+    def test_within_2_to_the_minus_16(self) -> None:
+        """Of the real tangent, relative; PTX promises 2^-10.987."""
+        x = torch.linspace(2.0**-9, 9.0, 300_001, dtype=torch.float32).to(torch.float64)
+        error = ((mufu.tanh(x) - torch.tanh(x)) / torch.tanh(x)).abs().max()
+        assert 2.0**-17 < float(error) < 2.0**-16

@@ -83,6 +83,8 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         made(1, 2, 64, 576, seed=8),
         torch.arange(128, dtype=torch.int32, device=device).view(1, 2, 64) // 2,
     )
+    query_ends, key_ends, page_ends = integers(0, 3, 8), integers(0, 20, 64), integers(0, 1, 3)
+    page_numbers, last_keys = integers(2, 0, 1), integers(50, 7)
     slots = torch.full((2, 64, 1, 656), 0x38, dtype=torch.uint8, device=device)
     layer, small = kernels.Fp8LinearOp(use_per_token_if_dynamic=True), made(16, K)
     ids, routed = torch.tensor([[0, 1]] * M, device=device), scales(M, 2)
@@ -264,6 +266,12 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "mha_fwd packed": lambda: k.mha_fwd(heads, heads, heads, num_splits=2),
         "single_prefill_with_kv_cache": lambda: k.single_prefill_with_kv_cache(
             heads[0], pages[0], pages[0], scales(4), scales(2), scales(2), torch.float16, True
+        ),
+        "batch_prefill_with_ragged_kv_cache": lambda: k.batch_prefill_with_ragged_kv_cache(
+            heads[0], pages[0], pages[0], query_ends, key_ends, scales(4), None, scales(2), torch.float16, True, None, 4
+        ),
+        "batch_prefill_with_paged_kv_cache": lambda: k.batch_prefill_with_paged_kv_cache(
+            heads[0], pages, pages, query_ends, page_ends, page_numbers, last_keys, causal=True
         ),
         "flash_mla_with_kvcache": lambda: k.flash_mla_with_kvcache(latent, slots, picked, scales(64)),
         "get_paged_mqa_logits_metadata": lambda: k.get_paged_mqa_logits_metadata(lens, 64, 132),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -37,7 +37,6 @@ from oracle.tensorcore.attention import (
     predict_attention,
     split_walks,
     together,
-    walk_of_row,
     walk_together,
     walks,
 )
@@ -58,8 +57,10 @@ from oracle.verdict.sets import (
 
 SPREAD = 16  # rows, or a few more, of the whole output that a pipeline must hold before it is asked for all
 FIRST, SAMPLED = 32, FEW + 32  # rows and columns that are compared; more rows where few have tiles of their own
-Rows = Callable[[Attention], dict[str, Tensor]]
+Computed = Callable[[Attention], dict[str, Tensor]]
 """What is computed of one attention: float64 ``[R, ..]`` by name, its rows the heads of one query side by side."""
+OfRows = Callable[[Attention, Tensor | None], dict[str, Tensor]]
+"""The same of some of its rows, int64 ``[S]``, ascending; None: of all."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,8 @@ class AttentionContract(Contract):
         every = names if numerics is not None or names[0] in self.plain else (*names, *self.plain)
         sets = [self._sets(call, name, splits) for name in every for splits in self._counts(call, name)]
         if numerics is None and call.arch != "cpu" and all(place.problem.coded for place in self._places(call)):
-            sets[-1] = Undeclared(sets[-1], lambda outputs, worst: self._by_codes(call, outputs, worst))
+            basis = self._basis(call, every[-1])
+            sets[-1] = Undeclared(sets[-1], basis, lambda outputs, worst: self._by_codes(call, outputs, worst))
         return sets
 
     def _counts(self, call: Call, name: str) -> tuple[int, ...]:
@@ -239,14 +241,14 @@ class AttentionContract(Contract):
         hidden = {output: False if mask is None else ~mask for output, mask in self._specified(call).items()}
         first, words = self.returns[0], "" if splits == 1 else f" over {splits} splits"
 
-        def admitted() -> dict[str, Admissible]:
-            def edges(problem: Attention) -> dict[str, Tensor]:
-                return self._edges(call, problem, name, splits)
+        def edges(problem: Attention, some: Tensor | None) -> dict[str, Tensor]:
+            return self._edges(call, problem, name, splits, some)
 
+        def admitted() -> dict[str, Admissible]:
             return call.cached(f"admitted by {name}{words}", lambda: self._admitted(call, edges, name))
 
         def same(outputs: Found) -> bool:
-            walked = call.cached(f"bits of {name}", lambda: self._walked(call, pipeline(name)))
+            walked = self._bits(call, pipeline(name))
             equal = same_bits(walked[first].to(outputs[first].device).contiguous(), outputs[first].contiguous())
             if not bool((equal | hidden[first]).all()):
                 return False
@@ -262,28 +264,39 @@ class AttentionContract(Contract):
                     return False
             return True
 
+        predicted = name not in self.plain and splits == 1 and _has_bits(pipeline(name))
+
         def predictions() -> Iterator[Prediction]:
-            if name not in self.plain and splits == 1 and _has_bits(pipeline(name)) and not self.capped(call):
+            if predicted:
                 mask = self._specified(call)[first]
                 total = math.prod(self.shape(call.inputs)) if mask is None else int(mask.sum())
                 yield Prediction(f"bits of {name}", name, total, same)
 
-        def make() -> tuple[Mapping[str, Admissible], str]:
-            return admitted(), self._basis(call, name) + words
+        basis = self._basis(call, name) + words
+
+        def among(outputs: Found) -> tuple[Mapping[str, Admissible], str]:
+            return self._beside(call, edges, pipeline(name), outputs), basis
 
         def holds_row(outputs: Found, worst: Worst) -> bool:
             if splits > 1 or (name in self.plain and name != IEEE32):  # rows of several walks, or of other operands
                 return True
             row = self._row(call, outputs, worst)
             if name not in self.plain and (self.capped(call) or not _has_bits(pipeline(name))):
-                return bool(row.held_by([pipeline(name)]))
-            if name in self.plain:
-                return row.lies_in(self._edges(call, row.problem, name, splits))
-            walk = walk_of_row(row.place.problem, pipeline(name), row.number)
-            return row.lies_in(self.laid_edges(row.problem, [pipeline_bound(walk, pipeline(name))]))
+                return row.in_codes_of(pipeline(name))
+            return row.lies_in(edges(row.place.problem, row.numbers))
 
-        mistrust = lambda outputs: self._why_mistrust(call, outputs)  # noqa: E731
-        return Elements(make, name, False, predictions, mistrust, worst=holds_row)
+        return Elements(
+            lambda: (admitted(), basis),
+            name,
+            predictions=predictions,
+            mistrust=lambda outputs: self._why_mistrust(call, outputs),
+            worst=holds_row,
+            among=among if predicted else None,
+        )
+
+    def _bits(self, call: Call, chosen: Pipeline) -> dict[str, Tensor]:
+        """:meth:`_walked`, once for a call."""
+        return call.cached(f"bits of {chosen.name}", lambda: self._walked(call, chosen))
 
     def _walked(self, call: Call, chosen: Pipeline) -> dict[str, Tensor]:
         """What one walk over the keys gives: the stored output, and the edges of the log-sum-exp, float32."""
@@ -297,79 +310,118 @@ class AttentionContract(Contract):
         kinds = self.kinds(call)
         return {name: rounded_to(x, kinds[name.split(".")[0]]) for name, x in whole.items()}
 
-    def _by_codes(self, call: Call, outputs: Found, worst: Worst) -> Iterator[Verdict | None]:
-        """The verdict by the codes of a pipeline that nobody declared and that holds every element, behind a None where
-        one may hold the row of ``worst``; nothing where none does.
+    def _by_codes(self, call: Call, outputs: Found, worst: Worst) -> Verdict | None:
+        """The verdict by the codes of a pipeline that nobody declared and that holds every element; None where none
+        does.
 
-        Pipelines that do not hold that row are left out; of the others the first is asked for the whole output, and its
-        worst element leaves out more."""
+        A pipeline is asked for the row of ``worst`` first, then for rows from all of the output, then for all; the
+        worst element of what one refuses is asked of those after it."""
         places, row = self._places(call), self._row(call, outputs, worst)
-        if not row.held_by([ANY]):
-            return
+        if not row.in_codes_of(ANY):
+            return None
         length = max(place.problem.k.shape[0] for place in places)
-        left = [
+        some = [
             one
             for one in candidates(length, LIFTED, EVERY_TILE)
             if not any(one.why_not(place.problem) for place in places)
         ]
         if any(bool((place.problem.start > 0).any()) for place in places):  # others count tiles from key 0
-            left += [replace(one, name=f"{one.name} (from key 0)", from_window=False) for one in left]
-        sample = self._sample(call, outputs)
-        while left := row.held_by(left):
-            chosen = left.pop(0)
-            if not all(one.held_by([chosen]) for one in sample):
+            some += [replace(one, name=f"{one.name} (from key 0)", from_window=False) for one in some]
+        asked = [row, *self._sample(call, outputs)]
+        for chosen in some:
+            if not all(rows.in_codes_of(chosen) for rows in asked):
                 continue
-            yield None
             for predicted in (True, False):
-                refused = self._codes(call, chosen, predicted).judge(outputs)
-                if not refused.status.is_failure:
-                    yield refused
-                    return
-            assert refused.worst is not None
-            row = self._row(call, outputs, refused.worst)
+                if predicted and not asked[0].in_codes_of(chosen, predicted=True):
+                    continue
+                judged = self._codes(call, chosen, predicted).judge(outputs)
+                if not judged.status.is_failure:
+                    return judged
+            assert judged.worst is not None
+            asked.insert(0, self._row(call, outputs, judged.worst))
+        return None
 
     def _codes(self, call: Call, chosen: Pipeline, predicted: bool) -> Sets:
         """The interval of the codes of a pipeline, of any arithmetic around them."""
+        basis = _of_codes(chosen.name, predicted)
 
-        def edges(problem: Attention) -> dict[str, Tensor]:
-            return self.laid_edges(problem, [codes_bound(problem, chosen, predicted=predicted)])
+        def edges(problem: Attention, some: Tensor | None) -> dict[str, Tensor]:
+            return self._of_codes(problem, chosen, some, predicted=predicted)
+
+        def among(outputs: Found) -> tuple[Mapping[str, Admissible], str]:
+            return self._beside(call, edges, chosen, outputs), basis
 
         return Elements(
-            lambda: (self._admitted(call, edges), _of_codes(chosen.name, predicted)),
+            lambda: (self._admitted(call, edges), basis),
             chosen.name,
             mistrust=lambda outputs: self._why_mistrust(call, outputs),
+            among=among if _has_bits(chosen) else None,
         )
 
-    def _row(self, call: Call, outputs: Found, worst: Worst) -> Row:
+    def _of_codes(
+        self, problem: Attention, chosen: Pipeline, some: Tensor | None, *, predicted: bool
+    ) -> dict[str, Tensor]:
+        """The edges of both outputs by the codes of ``chosen``, float64, of the rows ``some`` or of all."""
+        known = None if some is None else Scores.of(problem, some, predicted=predicted)
+        rows = problem if some is None else problem.rows(some).near()
+        return self.laid_edges(rows, [codes_bound(problem, chosen, predicted=predicted, known=known)])
+
+    def _row(self, call: Call, outputs: Found, worst: Worst) -> Rows:
         """The row of an element."""
         word = next(word for word, name in self.names.items() if name == worst.output)
-        row = int(self._ids(call)[word][worst.index])
-        return self._row_of(call, outputs, row, int(worst.index[-1]) if word == "out" else None)
+        row = self._ids(call)[word][worst.index].reshape(1)
+        return next(self._rows(call, outputs, row, int(worst.index[-1]) if word == "out" else None))
 
-    def _sample(self, call: Call, outputs: Found) -> list[Row]:
+    def _sample(self, call: Call, outputs: Found) -> list[Rows]:
         """Some rows of the output, of which something is said, from all of it."""
-        mask = self._specified(call)[self.returns[0]]
-        rows = self._ids(call)["out"]
-        known = rows.flatten() if mask is None else rows[mask.cpu()]
-        some = torch.unique(known)
-        return [self._row_of(call, outputs, int(row)) for row in some[:: max(1, len(some) // SPREAD)]]
+        mask, heads = self._specified(call)[self.returns[0]], self.shape(call.inputs)[:2]
+        some = torch.arange(math.prod(heads), device="cpu")
+        if mask is not None:
+            some = torch.unique(self._ids(call)["out"][mask.cpu()])
+        return list(self._rows(call, outputs, some[:: max(1, len(some) // SPREAD)]))
 
-    def _row_of(self, call: Call, outputs: Found, row: int, column: int | None = None) -> Row:
-        token, head = divmod(row, self.shape(call.inputs)[1])
-        place, ids = next(p for p in self._places(call) if p.has(token, head)), self._ids(call)
-        own = {word: outputs[name] for word, name in self.names.items() if name in outputs}
-        found = {word: decode(x)[(ids[word] == row).to(x.device)].cpu() for word, x in own.items()}
-        number = (token - place.rows.start) * place.group + head - place.heads.start
-        return Row(self, call, place, number, column, found)
+    def _rows(self, call: Call, outputs: Found, rows: Tensor, column: int | None = None) -> Iterator[Rows]:
+        """The ``rows`` of the output, int64 ``[S]``, ascending, on the CPU, by their attentions."""
+        ids, heads = self._ids(call), self.shape(call.inputs)[1]
+        for place in self._places(call):
+            own = place.ids(heads)
+            numbers = torch.isin(own, rows).nonzero()[:, 0]
+            if not len(numbers):
+                continue
+            found = {}
+            for word, name in self.names.items():
+                if name in outputs:
+                    at = torch.isin(ids[word], own[numbers])
+                    order = torch.argsort(ids[word][at], stable=True)
+                    values = decode(outputs[name][at.to(outputs[name].device)].cpu())[order]
+                    found[word] = values.reshape(len(numbers), *(() if word == "lse" else (-1,)))
+            yield Rows(self, call, place, numbers.to(place.problem.q.device), column, found)
 
     def _ids(self, call: Call) -> dict[str, Tensor]:
-        """The number of every element's row, int64 in the shapes of the outputs."""
+        """The number of every element's row, int64 in the shapes of the outputs, on the CPU."""
         tokens, heads, width = self.shape(call.inputs)
         ids = torch.arange(tokens * heads, device="cpu").reshape(tokens, heads)
         return {
             "out": self.laid("out", ids[..., None].expand(tokens, heads, width), call.inputs),
             "lse": self.laid("lse", ids, call.inputs),
         }
+
+    def _beside(self, call: Call, of: OfRows, chosen: Pipeline, outputs: Found) -> dict[str, Admissible]:
+        """:meth:`_admitted` for these outputs, of which rows that have the bits of ``chosen`` stand for themselves:
+        every interval of its codes holds them."""
+        bits, hidden, ids = self._bits(call, chosen), self._specified(call), self._ids(call)
+        tokens, heads, _ = self.shape(call.inputs)
+        needed = torch.zeros(tokens * heads, dtype=torch.bool, device="cpu")
+        for word, name in self.names.items():
+            if word == "out":
+                own, right = outputs[name].contiguous(), bits[name].to(outputs[name].device).contiguous()
+                bad = ~same_bits(own, right) | torch.isnan(decode(right))
+            else:
+                own, *ends = (decode(x).to(outputs[name].device) for x in (outputs[name], *_ends(bits, name)))
+                bad = ~((own >= ends[0]) & (own <= ends[1]))
+            mask = hidden[name]
+            needed[ids[word][(bad if mask is None else bad & mask.to(bad.device)).cpu()]] = True
+        return self._admitted(call, of, alike=(bits, needed))
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
@@ -382,21 +434,47 @@ class AttentionContract(Contract):
         of_p = "P not rounded" if narrow is None else f"P rounded to {str(narrow).removeprefix('torch.')} or not"
         return f"float32 in any order, {of_p}" + ("" if name == IEEE32 else f", operands as in {name}")
 
-    def _admitted(self, call: Call, of: Rows, name: str = IEEE32) -> dict[str, Admissible]:
-        """What lies between the edges ``of`` every attention; ``name``: the numerics of the operands."""
-        masks, dtypes = self._specified(call), self.kinds(call)
-        edges = self._assembled(call.inputs, call.resolved, of, name)
+    def _admitted(
+        self, call: Call, of: OfRows, name: str = IEEE32, alike: tuple[dict[str, Tensor], Tensor] | None = None
+    ) -> dict[str, Admissible]:
+        """What lies between the edges ``of`` every attention; ``name``: the numerics of the operands. ``alike``: bits
+        of all rows, and of which rows more is needed, bool ``[T H]``; the others have these bits."""
+        masks, kinds = self._specified(call), self.kinds(call)
+        if alike is None:
+            edges = self._assembled(call.inputs, call.resolved, lambda problem: of(problem, None), name)
+            right = call.truth
+        else:
+            exactly = lambda problem, some: self._exact(problem.rows(some).near())  # noqa: E731
+            edges, right = (self._laid_out(call.inputs, self._needed(call, one, alike[1])) for one in (of, exactly))
 
-        def admitted(output: str, kind: torch.dtype) -> Admissible:
-            low, high = (decode(rounded_to(edges[f"{output}.{end}"], kind)) for end in ("low", "high"))
-            truth = decode(rounded_to(call.truth[output], kind))
-            if output != self.returns[0]:  # that of the exact scores is right beside any pipeline's
-                low, high = torch.fmin(low, truth), torch.fmax(high, truth)
-            middle = torch.maximum(torch.minimum(truth, high), low)
+        def admitted(word: str, output: str) -> Admissible:
+            low, high = (decode(rounded_to(x, kinds[output])) for x in _ends(edges, output))
             opened = edges[f"{output}.open"].to(torch.bool)
+            truth = decode(rounded_to(right[output], kinds[output]))
+            if word != "out":  # that of the exact scores is right beside any pipeline's
+                low, high = torch.fmin(low, truth), torch.fmax(high, truth)
+            if alike is not None:
+                bits, needed = alike
+                known = ~needed[self._ids(call)[word]].to(low.device)
+                ends = (bits[output], bits[output]) if word == "out" else _ends(bits, output)
+                low, high = (torch.where(known, decode(x), y) for x, y in zip(ends, (low, high), strict=True))
+                opened = opened & ~known
+            middle = torch.maximum(torch.minimum(truth, high), low)
             return Admissible(low, high, torch.where(opened, torch.nan, middle), masks[output], opened)
 
-        return {output: admitted(output, kind) for output, kind in dtypes.items()}
+        return {output: admitted(word, output) for word, output in self.names.items()}
+
+    def _needed(self, call: Call, of: OfRows, rows: Tensor) -> Iterator[tuple[list[Place], dict[str, Tensor]]]:
+        """What ``of`` gives of the ``rows``, bool ``[T H]``, place by place; 0 of the others."""
+        heads = self.shape(call.inputs)[1]
+        for place in self._places(call):
+            some = rows[place.ids(heads)].nonzero()[:, 0]
+            if len(some):
+                near = place.problem.near()
+                some = some.to(near.q.device)
+                computed = {name: x.to(near.q.device) for name, x in of(near, some).items()}
+                zeros = {name: x.new_zeros((near.q.shape[0], *x.shape[1:])) for name, x in computed.items()}
+                yield [place], {name: zeros[name].index_copy(0, some, x) for name, x in computed.items()}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         """The usual pipeline of the call's arch (on a CPU, and of 16-bit queries, float32 that rounds no P), with the
@@ -488,21 +566,26 @@ class AttentionContract(Contract):
         lse = torch.where(problem.seen(), lse / math.log(self.log_base), torch.full_like(lse, self.no_keys))
         return {"out": value.out, "lse": lse}
 
-    def _edges(self, call: Call, problem: Attention, name: str, splits: int) -> dict[str, Tensor]:
-        """The edges of both outputs before their store, float64."""
+    def _edges(
+        self, call: Call, problem: Attention, name: str, splits: int, some: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The edges of both outputs before their store, float64, of the rows ``some`` or of all."""
+        rows = problem if some is None else problem.rows(some)
         if name in self.plain:
-            parts = [float32_bound(problem, self.narrow(call.inputs))]
-            if not self.lse_sink and problem.sink is not None:
-                without = float32_bound(replace(problem, sink=None), self.narrow(call.inputs))
+            rows = rows.near()
+            parts = [float32_bound(rows, self.narrow(call.inputs))]
+            if not self.lse_sink and rows.sink is not None:
+                without = float32_bound(replace(rows, sink=None), self.narrow(call.inputs))
                 parts = [replace(parts[0], lse_low=without.lse_low, lse_high=without.lse_high)]
         elif not _has_bits(pipeline(name)) or problem.cap is not None:
-            predicted = pipeline(name).modelled  # a soft cap leaves the scores of the instruction known
-            parts = [codes_bound(problem, pipeline(name) if splits == 1 else ANY, predicted=predicted)]
+            chosen = pipeline(name)  # a soft cap leaves the scores of the instruction known
+            return self._of_codes(problem, chosen if splits == 1 else ANY, some, predicted=chosen.modelled)
         elif splits == 1:
-            parts = [pipeline_bound(walk, pipeline(name)) for walk in walks(problem, pipeline(name))]
+            parts = [pipeline_bound(walk, pipeline(name)) for walk in walks(problem, pipeline(name), some)]
         else:
+            assert some is None, "rows of several walks are not asked for alone"
             parts = [split_bound(one, pipeline(name)) for one in split_walks(problem, pipeline(name), splits)]
-        return self.laid_edges(problem, parts)
+        return self.laid_edges(rows, parts)
 
     def laid_edges(self, problem: Attention, parts: list[Edges]) -> dict[str, Tensor]:
         """The edges of the rows of ``problem`` by output, with the log-sum-exp of this routine."""
@@ -525,7 +608,9 @@ class AttentionContract(Contract):
         }
         return {**edges, "lse.open": nan.to(torch.float64)}
 
-    def _assembled(self, inputs: Inputs, options: Options, value: Rows, numerics: str = IEEE32) -> dict[str, Tensor]:
+    def _assembled(
+        self, inputs: Inputs, options: Options, value: Computed, numerics: str = IEEE32
+    ) -> dict[str, Tensor]:
         """What ``value`` gives of every attention, float64 in the shapes of the outputs."""
         places = self.places(inputs, options, numerics)
         return self._laid_out(inputs, (([place], value(place.problem.near())) for place in places))
@@ -561,69 +646,76 @@ class AttentionContract(Contract):
         for name in self.scales.values():
             if name in call.inputs and (reason := all_equal(name, [call.inputs[name]])):
                 return reason
-        if not any(_spread(tile) >= 1.0 for place in self._places(call) for tile in place.problem.tiles()):
+        if not any(_spread(part) >= 1.0 for place in self._places(call) for part in _first_rows_first(place.problem)):
             return "no score of a row exceeds another by a factor of e, so that P is nearly the same for every key"
         return mostly_zero(outputs[self.returns[0]])
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the output that an alternative refused.
+class Rows:
+    """Rows of the output, of one attention.
 
     Attributes
     ----------
-    place, number : its attention, and which row of that it is.
-    column : that of the element in ``out``; None of the log-sum-exp.
-    outputs : what was computed of it, float64 ``[Dv]`` and ``[1]``, by the words for outputs.
+    place, numbers : their attention, and which rows of that they are, int64 ``[S]``, ascending.
+    column : of one row that was refused, that of the element in ``out``; None of the log-sum-exp, and of other rows.
+    outputs : what was computed of them, float64 ``[S, Dv]`` and ``[S]``, by the words for outputs, on the CPU.
     """
 
     contract: AttentionContract
     call: Call
     place: Place
-    number: int
+    numbers: Tensor
     column: int | None
     outputs: dict[str, Tensor]
 
     @cached_property
     def problem(self) -> Attention:
-        """The row alone."""
-        return self.place.problem.rows(slice(self.number, self.number + 1)).near()
+        """The rows alone."""
+        return self.place.problem.rows(self.numbers).near()
 
     @cached_property
     def known(self) -> Scores:
-        """Its scores, the same for every pipeline."""
-        return Scores.of(self.place.problem, self.number)
+        """Their scores, the same for every pipeline."""
+        return Scores.of(self.place.problem, self.numbers)
+
+    @cached_property
+    def predicted(self) -> Scores:
+        """Those of the instruction."""
+        return Scores.of(self.place.problem, self.numbers, predicted=True)
 
     def lies_in(self, edges: dict[str, Tensor], column: int | None = None) -> bool:
         """Whether all of it lies between the edges of its outputs, or of ``out`` one column, of which these are."""
         names = self.contract.names
-        for word, x in self.outputs.items() if column is None else [("out", self.outputs["out"][[column]])]:
+        for word, x in self.outputs.items() if column is None else [("out", self.outputs["out"][:, [column]])]:
             kind = self.contract.kinds(self.call)[names[word]]
-            low, high = (decode(rounded_to(edges[f"{word}.{end}"], kind))[0].cpu() for end in ("low", "high"))
-            if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"][0].cpu().to(torch.bool)).all()):
+            low, high = (decode(rounded_to(end, kind)).cpu() for end in _ends(edges, word))
+            if not bool(((x >= low) & (x <= high) | edges[f"{word}.open"].cpu().to(torch.bool)).all()):
                 return False
         return True
 
-    def held_by(self, some: list[Pipeline]) -> list[Pipeline]:
-        """The pipelines whose codes hold it."""
+    def in_codes_of(self, one: Pipeline, *, predicted: bool = False) -> bool:
+        """Whether the codes of a pipeline hold them, from scores of any accumulator or of the instruction; the column
+        is asked first."""
 
-        def holds(one: Pipeline, column: int | None) -> bool:
-            problem, known = self.place.problem, self.known
-            bound = codes_bound(problem, one, predicted=False, known=known, column=column)
+        def holds(column: int | None) -> bool:
+            known = self.predicted if predicted else self.known
+            bound = codes_bound(self.place.problem, one, predicted=predicted, known=known, column=column)
             return self.lies_in(self.contract.laid_edges(self.problem, [bound]), column)
 
-        if len(some) > 1 and self.column is not None:
-            some = [one for one in some if holds(one, self.column)]
-        return [one for one in some if holds(one, None)]
+        return (self.column is None or holds(self.column)) and holds(None)
 
 
 @dataclass(frozen=True)
 class Undeclared(Sets):
-    """What is admitted where nothing is declared: ``plain``, and what ``by_codes`` yields of an output whose worst
-    element it or another alternative refused: None while a pipeline may hold it, then its verdict."""
+    """What is admitted where nothing is declared: ``plain``, which is called ``basis``, and what ``by_codes`` says of
+    an output of which it or another alternative refused an element: the verdict of a pipeline that holds it, or None.
+    """
 
     plain: Sets
-    by_codes: Callable[[Found, Worst], Iterator[Verdict | None]]
+    basis: str
+    by_codes: Callable[[Found, Worst], Verdict | None]
+    asked: list[tuple[Found, Verdict]] = field(default_factory=list)
 
     @property
     def numerics(self) -> str:  # type: ignore[override]
@@ -631,13 +723,22 @@ class Undeclared(Sets):
         return self.plain.numerics
 
     def may_hold_worst(self, outputs: Found, worst: Worst) -> bool:
-        return self.plain.may_hold_worst(outputs, worst) or any(True for _ in self.by_codes(outputs, worst))
+        if self.plain.may_hold_worst(outputs, worst):
+            return True
+        if (held := self.by_codes(outputs, worst)) is not None:
+            where = f"the row of {worst.output}{list(worst.index)}"
+            text = f"{held.basis}; {where} leaves the {self.basis}, which is not declared"
+            said = replace(held, basis=text, summary=held.summary.replace(held.basis, text, 1))
+            self.asked.append((outputs, said))
+        return held is not None
 
     def judge(self, found: Found) -> Verdict:
+        if (known := next((held for outputs, held in self.asked if outputs is found), None)) is not None:
+            return known
         refused = self.plain.judge(found)
         if not refused.status.is_failure or refused.worst is None:
             return refused
-        held = next((one for one in self.by_codes(found, refused.worst) if one is not None), None)
+        held = self.by_codes(found, refused.worst)
         return refused if held is None else undeclared(held, refused)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
@@ -659,8 +760,20 @@ def _walked(
             yield [place], value(walks(near, chosen), near.seen())
 
 
+def _ends(edges: Mapping[str, Tensor], output: str) -> tuple[Tensor, Tensor]:
+    """The lower and the upper edges of an output."""
+    return edges[f"{output}.low"], edges[f"{output}.high"]
+
+
 def _has_bits(chosen: Pipeline) -> bool:
     return chosen.modelled and not chosen.integers
+
+
+def _first_rows_first(problem: Attention) -> Iterator[Attention]:
+    """A few rows of a problem, then the others."""
+    for tile in problem.tiles():
+        yield tile.rows(slice(0, FIRST))
+        yield tile.rows(slice(FIRST, None))
 
 
 def _spread(problem: Attention) -> float:

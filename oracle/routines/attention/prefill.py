@@ -263,7 +263,6 @@ class BatchPrefill(FlashInferPrefill):
     """Every sequence has its own numbers of queries and keys. No query sees a key that lies more than ``window_left``
     before its place; -1: no limit."""
 
-    dispatched = False
     options = (*FlashInferPrefill.own_options, WINDOW)
 
     def refuse(self, inputs: Inputs, options: Options) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -95,7 +96,47 @@ def _qserve(case: Case) -> dict[str, Tensor]:
     }
 
 
+def _heads(case: Case, name: str) -> Tensor:
+    """``[b, s, h, d]`` of the family; ``edge=zero`` has zeros in the first element of every row."""
+    (dtype,), shape = case.operand_dtypes, tuple(dict(case.extents).values())
+    x = data.activations(case.label(name), case.family, math.prod(shape[:-1]), shape[-1], dtype=dtype).view(shape)
+    if case.option("edge") == "zero":
+        x[..., 0] = 0.0
+    return x
+
+
+def _smoothed(case: Case) -> dict[str, Tensor]:
+    (dtype,) = case.operand_dtypes
+    return {"x": _heads(case, "x"), "mean": data.normal(case.label("mean"), tuple(case[n] for n in "bhd"), dtype=dtype)}
+
+
+def _block(case: Case) -> dict[str, object]:
+    words = {"block_size": int(case.option("block") or 64)}
+    if case.contract == "quant_per_warp_int8_cuda":
+        words["warp_block_size"] = int(case.option("warp") or 16)
+    scale = {"sm_scale": 0.18033688} if case.option("sm") else {}
+    return {**words, **scale}
+
+
+SHAPES = ("b=2,s=150,h=3,d=64", "b=1,s=130,h=2,d=128", "b=1,s=1,h=1,d=8")
 GRAMMARS: Mapping[str, Grammar] = {
+    "quant_per_block_int8_cuda": Grammar(
+        ("b", "s", "h", "d"), ("bf16", "f16"), ("-",), FAMILIES, lambda case: {"x": _heads(case, "x")}, _block,
+        {"block": ("128",), "sm": ("1",)}, shapes=SHAPES, domain="d % 8 == 0, d <= 128",
+    ),
+    "quant_per_block_int8_fuse_sub_mean_cuda": Grammar(
+        ("b", "s", "h", "d"), ("bf16", "f16"), ("-",), FAMILIES, _smoothed, _block,
+        {"block": ("128",)}, shapes=SHAPES, domain="d % 8 == 0, d <= 128",
+    ),
+    "quant_per_warp_int8_cuda": Grammar(
+        ("b", "s", "h", "d"), ("bf16", "f16"), ("-",), FAMILIES, lambda case: {"x": _heads(case, "x")}, _block,
+        {"block": ("128",), "warp": ("32",)}, shapes=SHAPES, domain="d % 8 == 0, d <= 128",
+    ),
+    "per_channel_fp8": Grammar(
+        ("b", "s", "g", "d"), ("bf16", "f16"), ("-",), FAMILIES, lambda case: {"v": _heads(case, "v")},
+        lambda case: {"scale_max": float(case.option("most") or 448)}, {"most": ("2.25",), "edge": ("zero",)},
+        shapes=("b=2,s=150,g=3,d=64", "b=1,s=64,g=2,d=128", "b=1,s=1,g=1,d=8"), domain="d % 8 == 0, d <= 128",
+    ),
     "w8a8_block_int8_matmul": Grammar(
         ("m", "n", "k"), ("i8xi8-f16", "i8xi8-bf16", "i8xi8-f32"), ("-",), ("randn", "large"), _of_blocks, _blocks,
         {"block": ("64",)}, shapes=("m=5,n=192,k=256", "m=3,n=16,k=96"),
@@ -126,6 +167,10 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
 }  # fmt: skip  # a table, one row a line
 GOLDENS = (
+    "quant_per_block_int8_cuda/bf16/-/b=1,s=2,h=2,d=8/sm=1/family=randn/seed=7",
+    "quant_per_block_int8_fuse_sub_mean_cuda/bf16/-/b=1,s=2,h=2,d=8/family=randn/seed=7",
+    "quant_per_warp_int8_cuda/bf16/-/b=1,s=17,h=1,d=8/family=randn/seed=7",
+    "per_channel_fp8/bf16/-/b=1,s=9,g=1,d=8/edge=zero/family=randn/seed=7",
     "w8a8_block_int8_matmul/i8xi8-f16/-/m=2,n=3,k=64/block=64/family=randn/seed=7",
     "qserve_w4a8_per_chn_gemm/i8xi8-f16/-/m=1,n=32,k=32/family=randn/seed=7",
     "qserve_w4a8_per_group_gemm/i8xi8-f16/-/m=1,n=32,k=128/family=randn/seed=7",

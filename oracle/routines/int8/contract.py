@@ -62,7 +62,8 @@ class Steps:
 @dataclass(frozen=True)
 class Quantised:
     """Codes between ``low`` and ``high`` (``expected`` by the first formula), scales, zero points; float64. ``open``:
-    elements of which nothing is claimed."""
+    elements of which nothing is claimed. ``other``: the scales of the other formula in use; ``unscaled``: of which
+    scales nothing is claimed, where these are no rows of the codes."""
 
     low: Tensor
     high: Tensor
@@ -70,6 +71,8 @@ class Quantised:
     open: Tensor
     scale: Tensor | None = None
     azp: Tensor | None = None
+    other: Tensor | None = None
+    unscaled: Tensor | None = None
 
 
 class Int8Quantiser(Contract):
@@ -103,8 +106,9 @@ class Int8Quantiser(Contract):
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         inputs = fold(call, faults, Stage.READ, dict(call.inputs))
-        steps = fold(call, faults, Stage.RECIPE, self.steps(call.resolved))
-        result = fold(call, faults, Stage.STORE, self.computed(inputs, call.resolved, steps))
+        options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
+        steps = fold(call, faults, Stage.RECIPE, self.steps(options))
+        result = fold(call, faults, Stage.STORE, self.computed(inputs, options, steps))
         outputs: dict[str, Tensor] = fold(call, faults, Stage.WRITE, self.named(result, inputs))
         return outputs
 
@@ -142,8 +146,8 @@ class CodeSets(Sets):
         ends = {"q": (self.found.low, self.found.high, self.found.open)}
         for name in ("scale", "azp"):
             if name in due:
-                value = values_of(due[name])
-                ends[name] = (value, value, ~self._known(due[name]))
+                low, high = (values_of(x) for x in self._ends(name, due[name]))
+                ends[name] = (low, high, ~self._known(due[name]))
         return worst_of([_within(outputs[name], *limits, output=name) for name, limits in ends.items()])
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
@@ -151,14 +155,24 @@ class CodeSets(Sets):
         ends = {"q": Range(self._codes(self.found.low), self._codes(self.found.high), self.found.open.to(torch.uint8))}
         for name in ("scale", "azp"):
             if name in expected:
-                ends[name] = Range(expected[name], expected[name], (~self._known(expected[name])).to(torch.uint8))
+                limits = self._ends(name, expected[name])
+                ends[name] = Range(*limits, (~self._known(expected[name])).to(torch.uint8))
         return ends
+
+    def _ends(self, name: str, due: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the largest scale, or zero point, in use."""
+        if name != "scale" or self.found.other is None:
+            return due, due
+        other = rounded_to(self.found.other, torch.float32)
+        return torch.minimum(due, other), torch.maximum(due, other)
 
     def _codes(self, end: Tensor) -> Tensor:
         return end.masked_fill(self.found.open, 0.0).to(torch.int8)
 
     def _known(self, scale: Tensor) -> Tensor:
         """Scales and zero points of groups with an element of which something is claimed."""
+        if self.found.unscaled is not None:
+            return ~self.found.unscaled
         groups = self.found.open.reshape(*scale.shape, -1) if scale.shape[-1] > 1 else self.found.open
         return ~groups.all(dim=-1).reshape(scale.shape)
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import decode
+from oracle.routines.attention.sage import slots
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import fields, first_for_all, nibbles_swapped, rolled
-from oracle.routines.int8 import blocks
+from oracle.routines.ideas import fields, first_for_all, nibbles_swapped, option, rolled
+from oracle.routines.int8 import blocks, sage
 from oracle.routines.int8.contract import CutlassScaledMmAzp, FlooredQuantiser, Int8Quantiser, Quantised, Steps
 from oracle.routines.traits import of_class, returns, takes
 from oracle.truth.int8 import Rule, wrapped
@@ -215,6 +216,151 @@ fault(
         ),
     ),
     same_if="no sum leaves 16 bits",
+)
+
+# --- SageAttention's quantisers -----------------------------------------------------------------------------
+
+SAGE = Faults(of_class(sage.BlockQuantiser))
+fault = SAGE.declare
+
+
+def _unlike(axis: int, tensor: str = "x") -> WhyNot:
+    return need(lambda call: call.inputs[tensor].shape[axis] > 1, "there is one")
+
+
+def _rows(call: Call) -> int:
+    assert isinstance(call.contract, sage.BlockQuantiser)
+    return call.contract.rows(call.resolved)[0]
+
+
+several_scales = need(lambda call: call.inputs["x"].shape[1] > _rows(call), "one block of rows")
+tail = need(lambda call: call.inputs["x"].shape[1] % _rows(call) > 0, "the last block is whole")
+fault(
+    "int8 heads: {}",
+    INDEX,
+    over=(
+        way("scale of the previous block", rolled(1, 2), seen="mlc-ai/TIRx-kernels PR 5", needs=several_scales),
+        way("scale of the previous head", rolled(1, 1), seen="vllm 42580 (review)", needs=_unlike(2)),
+        way("scale of the first head for all", first_for_all(1), seen="vllm 42580 (review)", needs=_unlike(2)),
+    ),
+    write=lambda change: entry("scale", lambda scale: change(scale).contiguous()),
+    same_if="the scales are equal",
+)
+fault(
+    "int8 heads: codes of the last block's rows left 0",
+    INDEX,
+    seen="NVIDIA/cutlass 3497",
+    needs=tail,
+    write=entry(
+        "q",
+        lambda call, q: torch.cat([q[:, : -(q.shape[1] % _rows(call))], 0 * q[:, -(q.shape[1] % _rows(call)) :]], 1),
+    ),
+    same_if="they are 0",
+)
+fault(
+    "int8 heads: {}",
+    VALUE,
+    on=takes("mean"),
+    over=(
+        way("mean not subtracted", torch.zeros_like, seen=MINE + "smoothing left out of one of two kernels"),
+        way("mean added", torch.neg, seen=MINE + "the sign of the other convention"),
+        way("mean of the next head", rolled(-1, 1), seen="vllm 40792 (review)", family=INDEX, needs=_unlike(2)),
+        way("mean of the next sequence", rolled(-1), seen="vllm 40792 (review)", family=INDEX, needs=_unlike(0)),
+    ),
+    read=lambda change: entry("mean", lambda mean: change(mean)),
+    same_if="the means are equal",
+)
+fault(
+    "int8 heads: softmax scale left out",
+    VALUE,
+    seen="sglang 28144",
+    needs=need(lambda call: call.resolved.get("sm_scale") not in (None, 1.0), "there is none"),
+    options=option(sm_scale=None),
+    same_if="every value is 0",
+)
+CHANNELS = Faults(of_class(sage.PerChannelFp8))
+fault = CHANNELS.declare
+padded = need(lambda call: call.inputs["v"].shape[1] % sage.PADDED > 0, "there is no padding")
+several_keys = need(lambda call: call.inputs["v"].shape[1] > 1, "one key")
+
+
+def _ordered(order: tuple[int, ...]) -> Callable[[Call, Tensor], Tensor]:
+    """Codes whose 16 neighbours lie in another order than theirs."""
+    right = slots(16, torch.device("cpu"))
+    at = right[list(order)]
+    return lambda call, q: q.view(torch.uint8).reshape(*q.shape[:3], -1, 16)[..., at].flatten(3).view(q.dtype)
+
+
+def _of_first_keys(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Codes and scales of the amax of the first 64 keys."""
+    v = call.inputs["v"]
+    small = v.clone()
+    most = v[:, : sage.PADDED].abs().amax(dim=1, keepdim=True)
+    small[:, sage.PADDED :] = torch.minimum(torch.maximum(v[:, sage.PADDED :], -most), most)
+    changed: dict[str, Tensor] = call.contract.reference({"v": small}, **call.options)  # type: ignore[assignment]
+    return changed
+
+
+def _nan_where_zero(call: Call, q: Tensor) -> Tensor:
+    none = (decode(call.inputs["v"]) == 0).all(dim=1).transpose(1, 2)[..., None]
+    return torch.where(none, torch.full_like(q.view(torch.uint8), 0x7F), q.view(torch.uint8)).view(q.dtype)
+
+
+fault(
+    "value channels: {}",
+    INDEX,
+    over=(
+        way("keys in their own order", _ordered(tuple(range(16))), seen=MINE + "no order of registers"),
+        way(
+            "keys in the order of 16-bit operands",
+            _ordered((0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)),
+            seen=MINE + "the order that a comment of csrc/fused/fused.cu names",
+        ),
+        way(
+            "a channel of zeros becomes NaN",
+            _nan_where_zero,
+            seen="SageAttention 2.2 csrc/fused/fused.cu MeanScaleKernel, read: 448 / 0 times 0",
+            family=VALUE,
+            needs=need(lambda call: bool((decode(call.inputs["v"]) == 0).all(dim=1).any()), "no channel is 0"),
+        ),
+        way(
+            "codes behind the last key",
+            lambda call, q: torch.where(
+                q.view(torch.uint8) == 0, q.view(torch.uint8)[..., :1], q.view(torch.uint8)
+            ).view(q.dtype),
+            seen="xlite-dev/ffpa-attn 330",
+            needs=padded,
+        ),
+    ),
+    write=lambda change: entry("v_fp8", change),
+    same_if="the keys are alike",
+)
+fault(
+    "value channels: {}",
+    INDEX,
+    over=(
+        way("scale of the previous channel", rolled(1, 2), seen="NVIDIA/cutlass 2087"),
+        way("scale of the previous head", rolled(1, 1), seen="vllm 42580 (review)", needs=_unlike(2, "v")),
+        way("scale published as its inverse", lambda scale: 1 / scale, seen="vllm PR 36297", family=VALUE),
+    ),
+    write=lambda change: entry("v_scale", lambda scale: change(scale)),
+    same_if="the scales are equal",
+)
+fault(
+    "value channels: amax of the first 64 keys",
+    VALUE,
+    seen=MINE + "a block of keys for all",
+    needs=need(lambda call: call.inputs["v"].shape[1] > sage.PADDED, "there are no others"),
+    write=_of_first_keys,
+    same_if="it is that of all keys",
+)
+fault(
+    "value channels: codes up to 448 for a smaller range",
+    VALUE,
+    seen=MINE + "an argument not passed on",
+    needs=need(lambda call: float(str(call.resolved["scale_max"])) != 448.0, "the range is 448"),
+    options=option(scale_max=448.0),
+    same_if="every value is 0",
 )
 
 # --- products under scales of blocks, QServe's --------------------------------------------------------------

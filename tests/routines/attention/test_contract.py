@@ -251,6 +251,38 @@ class TestLegalVariants:
         assert bool(((rounded < edges.low) | (rounded > edges.high)).any())
 
 
+class TestSoftCap:
+    """Its tangent has a model, so that bits decide; a codes' interval holds what has another."""
+
+    def test_bits_and_interval(self) -> None:
+        case = cases.parse(f"{CASE}/cap=2/family=randn/seed=1")
+        inputs, options = case.inputs(), case.call_options()
+        outputs = oracle.predict("mha_fwd", inputs, numerics="sm90.fa3.tile", **options)
+        judge = functools.partial(oracle.judge, "mha_fwd", inputs, explain="off", **options)
+        assert judge(outputs, arch="sm90").basis == "bits of sm90.fa3.tile"
+        moved = outputs | {"out": (outputs["out"].double() * (1 + 2.0**-7)).bfloat16()}
+        assert str(judge(moved, arch="sm90").basis).startswith("codes of P")
+        assert judge(outputs | {"out": -outputs["out"]}, arch="sm90").status is Status.FAILED
+
+
+class TestSomeRows:
+    """Rows with the bits of the declared pipeline stand for themselves; the others are judged as all are."""
+
+    @pytest.mark.parametrize("changed", ["out", "softmax_lse"])
+    def test_counts_what_leaves_the_interval(self, changed: str) -> None:
+        inputs, name = cases.parse(f"{CASE}/family=randn/seed=1").inputs(), "sm90.fa3.tile"
+        outputs = oracle.predict("mha_fwd", inputs, numerics=name)
+        some = outputs[changed].view(-1)[::7]
+        some += torch.tensor([0.0, 1e-6, 4.0])[torch.arange(len(some)) % 3].to(some)
+        verdict = oracle.judge("mha_fwd", inputs, outputs, numerics=name, explain="off")
+        bounds = oracle.interval("mha_fwd", inputs, numerics=name)
+        outside = {
+            key: int((~bounds[key].free & ((x.double() < bounds[key].low) | (x.double() > bounds[key].high))).sum())
+            for key, x in outputs.items()
+        }
+        assert outside[changed] > 0 and verdict.outside == sum(outside.values())
+
+
 class TestUndeclared:
     """Tiles that nobody declared: judged by the codes of a pipeline that lifts P, of scores that are known or not."""
 

@@ -98,7 +98,7 @@ class TestColumn:
     @pytest.mark.parametrize("keys", [1, 70, 330])
     def test_holds_the_bound_of_the_row(self, name: str, keys: int) -> None:
         p, row = problem(keys, 20, keys, 32, sink=True), 11
-        known = Scores.of(p, row)
+        known = Scores.of(p, torch.tensor([row]))
         whole, alone = (
             codes_bound(p, pipeline(name), predicted=False, known=known, column=column) for column in (None, 7)
         )
@@ -109,13 +109,13 @@ class TestColumn:
     def test_other_values_leave_it(self) -> None:
         p = problem(3, 20, 97, 32)
         row = int((p.stop - p.start).argmax())
-        known, other = Scores.of(p, row), replace(p, v=p.v.view(torch.uint8).flip(1).view(p.v.dtype))
+        known, other = Scores.of(p, torch.tensor([row])), replace(p, v=p.v.view(torch.uint8).flip(1).view(p.v.dtype))
         one, two = (codes_bound(x, pipeline(NAMES[0]), predicted=False, known=known, column=7) for x in (p, other))
         assert float(one.low) > float(two.high) or float(one.high) < float(two.low)
 
     def test_without_numba(self, monkeypatch: pytest.MonkeyPatch) -> None:
         p, name = problem(5, 20, 97, 32), pipeline(NAMES[0])
-        known = Scores.of(p, 4)
+        known = Scores.of(p, torch.tensor([4]))
         compiled = codes_bound(p, name, predicted=False, known=known, column=7)
         monkeypatch.setattr(bounds, "_compiled", lambda: None)
         defined = codes_bound(p, name, predicted=False, known=known, column=7)

@@ -5,9 +5,10 @@ None where a formula in use gives another code, or nothing is claimed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
-from tests.support.slow_oracle.numbers import Array, Value, encode, rounded
+from tests.support.slow_oracle.numbers import Array, Value, add, encode, rounded
 
 F32 = "float32"
 Codes = list[int | None]
@@ -94,6 +95,67 @@ def quantised(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
         found["scale"].append(encode(s, F32))
         found["azp"].append(azp)
     return found
+
+
+def agreed(x: Fraction, top: Fraction, amax: Fraction, code: Callable[[Fraction], int]) -> int | None:
+    """The code of ``x top / amax``, or None where a quotient that is two units in the last place off has another."""
+    by = number(top / amax)
+    found = {code(number(x * by * (1 + Fraction(sign, 2**22)))) for sign in (-1, 0, 1)}
+    return found.pop() if len(found) == 1 else None
+
+
+def scale_of(amax: Fraction, top: Fraction, *, variable: bool) -> int | None:
+    """``amax / top``, or None where a product with the rounded inverse of ``top``, or with a neighbour of that, is
+    another."""
+    found = {encode(number(amax / top), F32), encode(number(amax * number(1 / top)), F32)}
+    if variable:
+        found |= {encode(number(amax * number(1 / top) * (1 + Fraction(sign, 2**23))), F32) for sign in (-1, 1)}
+    return found.pop() if len(found) == 1 else None
+
+
+def heads(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """SageAttention's ``quant_per_block_int8_cuda`` and its like: ``[B, S, H, D]``."""
+    (batch, queries, count, depth), x = i["x"].shape, i["x"].rows()
+    rows, whole_rows = int(str(o.get("warp_block_size", o["block_size"]))), int(str(o["block_size"]))
+    blocks, times = -(-queries // whole_rows) * (whole_rows // rows), o.get("sm_scale")
+    q: Codes = [None] * len(i["x"].codes)
+    scales: Codes = []
+    for b in range(batch):
+        for h in range(count):
+            mean = i["mean"].rows()[b * count + h] if "mean" in i else [Fraction(0)] * depth
+            for block in range(blocks):
+                at = [(b * queries + s) * count + h for s in range(block * rows, min((block + 1) * rows, queries))]
+                y = [[number(add(v, -m)) for v, m in zip(x[r], mean, strict=True)] for r in at]  # type: ignore[operator]
+                if times is not None:
+                    y = [[number(v * number(Fraction(float(str(times))))) for v in row] for row in y]
+                amax = max([number(Fraction(1e-7)), *(abs(v) for row in y for v in row)])
+                scales.append(scale_of(amax, Fraction(127), variable=False))
+                for r, row in zip(at, y, strict=True):
+                    codes = [agreed(v, Fraction(127), amax, lambda t: clamp(whole(t, "even"))) for v in row]
+                    q[r * depth : (r + 1) * depth] = codes
+    return {"q": q, "scale": scales}
+
+
+def channels(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """``per_channel_fp8``: codes ``[B, D, G, P]``."""
+    (batch, keys, count, depth), v = i["v"].shape, i["v"].rows()
+    padded, top = -(-keys // 64) * 64, number(Fraction(float(str(o["scale_max"]))))
+    order = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+    codes: Codes = [0] * (batch * depth * count * padded)
+    scales: Codes = [None] * (batch * count * depth)
+    for b in range(batch):
+        for g in range(count):
+            for d in range(depth):
+                x = [v[(b * keys + s) * count + g][d] for s in range(keys)]
+                values = [t for t in x if isinstance(t, Fraction)]
+                amax = max(abs(t) for t in values)
+                if not amax:
+                    continue
+                scales[(b * count + g) * depth + d] = scale_of(amax, top, variable=True)
+                for s, t in enumerate(values):
+                    at = ((b * depth + d) * count + g) * padded + s - s % 16 + order.index(s % 16)
+                    codes[at] = agreed(t, top, amax, lambda y: encode(y, "float8_e4m3fn", negative_zero=False))
+    return {"v_fp8": codes, "v_scale": scales}
 
 
 def product(i: dict[str, Array], o: dict[str, object]) -> Codes:
