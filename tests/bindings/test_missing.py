@@ -178,7 +178,8 @@ class TestRule:
             "NVFP4Tensor", "ceil_div", "align", "calc_diff", "merge_state", "merge_state_v2", "marlin_zero_points",
             "to_blocked", "fwd", "from_blocked", "reorder_rows_for_gated_act_gemm", "scale_activations_per_block",
             "shuffle_matrix_a", "silu_and_mul", "torch_pad_token_groups", "torch_unpad_token_groups",
-            "triton_mx_block_rearrange", "triton_mx_block_rearrange_2d_K_groups", "triton_mx_block_rearrange_2d_M_groups",
+            "triton_mx_block_rearrange", "triton_mx_block_rearrange_2d_K_groups",
+            "triton_mx_block_rearrange_2d_M_groups",
         }  # fmt: skip  # the names, one row
 
     def test_every_exemption_is_of_a_project(self) -> None:
