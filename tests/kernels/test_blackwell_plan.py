@@ -151,7 +151,7 @@ SECTIONS = {"## What is checked without the hardware": 12, "## Faults that are k
 """Tables of the page whose lines name tests, and how many lines they have."""
 
 
-def tests_of(section: str) -> list[list[str]]:
+def named_in(section: str) -> list[list[str]]:
     """The tests, or files of tests, that each line of a section's table names."""
     text = PAGE.read_text().partition(section)[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
@@ -161,13 +161,13 @@ def tests_of(section: str) -> list[list[str]]:
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_line_of_the_page_names_a_test(section: str) -> None:
     """Twelve checks that need no hardware, ten faults that are guarded, each by tests that are there."""
-    rows = tests_of(section)
+    rows = named_in(section)
     assert len(rows) == SECTIONS[section] and all(rows)
     for name in itertools.chain.from_iterable(rows):
         file, _, test = name.partition("::")
         text = (Path(__file__).parent / file).read_text()
         assert f"def {test}(" in text or not test, name
-    assert not tests_of("## No such section")
+    assert not named_in("## No such section")
 
 
 @pytest.mark.parametrize(("arch", "cuda", "serves"), [
