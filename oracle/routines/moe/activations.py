@@ -52,6 +52,8 @@ class ActivationContract(Contract):
     """
 
     section = "MoE"
+    applied: ClassVar[str] = "the activation"
+    """What verdicts call it."""
 
     def steps(self, x: Tensor, options: Options) -> Steps:
         """Formula, clamp and roundings of a call on ``x`` ``[..., 2 I]`` (bfloat16, float16 or float32)."""
@@ -88,7 +90,7 @@ class ActivationContract(Contract):
         return {"out": Out(shape, (x.dtype,), None if unwritten is None else (~unwritten)[:, None].expand(shape))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        basis = "the activation within a device's error, then its roundings"
+        basis = f"{self.applied} within a device's error, then its roundings"
         mistrust = lambda outputs: mostly_zero(decode(outputs["out"]))  # noqa: E731
         return [Elements(lambda: ({"out": self.interval(call)}, basis), mistrust=mistrust)]
 
@@ -143,6 +145,7 @@ class SiluAndMul(ActivationContract):
     """
 
     name = "silu_and_mul"
+    applied = "silu"
     shapes = {"out": "[..., I]"}
     production = "moe_layer.silu_and_mul"
     summary = "silu(gate) * up, optionally clamped first, rounded once or also after silu"

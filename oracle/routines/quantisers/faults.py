@@ -481,6 +481,7 @@ fault(
         THROUGH_BF16.but(needs=finer),
         OVERFLOW_NAN.but(
             same_if="x / s stays at 448 within the rounding of s, below the first overflow at 464",
+            admissible_if="a declared recipe of the contract does not saturate",
         ),
         way(
             "NaN coded as 448",
