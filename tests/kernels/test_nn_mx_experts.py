@@ -189,8 +189,8 @@ def test_from_a_checkpoint_to_the_first_call(tmp_path: Path, layout: str, arch: 
         assert torch.equal(other(X, WEIGHTS, IDS), y)
         few = operations(lambda: other(X, WEIGHTS, IDS))
         assert operations(lambda: layer(X, WEIGHTS, IDS)) == few
-        fresh = nn.MxExperts(**tensors, kind=kind, activation=gates)
-        assert operations(lambda: fresh(X, WEIGHTS, IDS)) > few, "the negative test: a first call lays them out"
+        anew = {"kind": kind, "activation": gates, **tensors}
+        assert operations(lambda: nn.MxExperts(**anew)(X, WEIGHTS, IDS)) > few, "the negative test: it lays them out"
 
 
 def rolled(x: dict[str, Tensor]) -> None:
