@@ -11,7 +11,8 @@ floors            rooms on the longest chain of imports (a cycle counts as one)
 class checks      isinstance and issubclass with a contract class, outside the room that holds the contracts
 names             files that name a routine, in each package
 by name           declarations of faults that name the contracts they are for
-contracts         those registered, with the lines of oracle/routines and of oracle/ for each
+contracts         those registered, with the lines of oracle/routines and of oracle/ for each; by family the lines of
+                  its folder, cases and faults with them, for each of its contracts
 gaps              admitted values that no default case of a contract draws (from the version on that can tell)
 formatter         files that ``ruff format`` would change, and lines that switch it off
 docstrings        public tensor functions whose docstring has all that tests/project/test_docstrings.py asks for
@@ -206,6 +207,13 @@ def words(trees: dict[Path, ast.Module]) -> int:
     return sum(name in WORDS for name in bound)
 
 
+FAMILIES = (
+    "from oracle.routines.family import families; "
+    "print(*(f'{one.name}={len(one.grammars)}' for one in families() if one.grammars))"
+)
+"""A program that prints each family, and how many contracts it has."""
+
+
 def printed(root: Path, code: str) -> str:
     """What a program prints that imports this checkout's packages; ``-`` where they lack what it imports.
 
@@ -244,6 +252,9 @@ def main() -> None:
         inside = sum(len((package / path).read_text().splitlines()) for path in trees if room(path) in CONTRACT_ROOMS)
         each = f"lines of oracle/routines each {inside / int(registered):.0f}, of oracle/ {lines / int(registered):.0f}"
         print(f"contracts {registered}, {each}")
+        for family, count in (pair.split("=") for pair in printed(root, FAMILIES).split()):
+            own = sum(len(path.read_text().splitlines()) for path in (package / "routines" / family).glob("*.py"))
+            print(f"contracts of {family} {count}, lines each {own / int(count):.0f}")
     print(f"faults by name of a contract {by_name(trees)}")
     print(f"gaps {printed(root, GAPS)}")
     print("formatter: {} files, {} pragmas".format(*unformatted(root)))
