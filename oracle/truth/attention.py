@@ -155,7 +155,7 @@ class Attention:
         return replace(self, **tensors)
 
     def rows(self, rows: slice | Tensor) -> Attention:
-        """The same keys read by some of the rows, a slice or int64 ``[S]``."""
+        """The same keys read by some of the ``rows``, a slice or int64 ``[S]``."""
         own = {name: getattr(self, name)[rows] for name in ("q", "q_scale", "start", "stop")}
         return replace(self, sink=None if self.sink is None else self.sink[rows], **own)
 

@@ -280,6 +280,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
     ``kv_indptr[b + 1]``, the ends excluded."""
 
     name = "BatchPrefillWithRaggedKVCacheWrapper"
+    production = "batch_prefill_with_ragged_kv_cache"
     summary = "FlashInfer's prefill of ragged sequences with E4M3 queries, keys and values"
     source = "FlashInfer 0.6.18 BatchPrefillWithRaggedKVCacheWrapper.plan and run, backend fa3, FP8 queries"
     inputs = (
@@ -308,6 +309,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
     the last holds ``paged_kv_last_page_len[b]``. Slots behind the last key may hold anything."""
 
     name = "BatchPrefillWithPagedKVCacheWrapper"
+    production = "batch_prefill_with_paged_kv_cache"
     summary = "FlashInfer's prefill over a paged E4M3 cache with E4M3 queries"
     source = "FlashInfer 0.6.18 BatchPrefillWithPagedKVCacheWrapper.plan and run, backend fa3, FP8 queries"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {"sm90": ("sm90.flashinfer.fp8.paged",), "cpu": (IEEE32,)}
