@@ -482,25 +482,3 @@ GRAMMARS = {
         shapes=("m=40,n=150,h=4,g=2,d=64", "m=20,n=200,h=2,g=1,d=128", "m=17,n=140,h=1,g=1,d=256"),
     ),
 }  # fmt: skip  # a table, one row a line
-
-GOLDENS = (
-    "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/family=ramp/seed=7",
-    "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=4,n=24,h=2,g=1,d=32,v=32/causal=1/family=randn/seed=7",
-    "mha_fwd/e4m3xe4m3-bf16/head/b=2,s=3,n=20,h=2,g=2,d=32,v=16/sink=1/family=randn/seed=7",
-    "mha_fwd/e4m3xe4m3-bf16/head/b=1,s=3,n=20,h=2,g=1,d=32,v=16/cap=2/family=randn/seed=7",
-    "single_prefill_with_kv_cache/e4m3xe4m3-bf16/head/m=4,n=20,h=2,g=1,d=64/causal=1/family=randn/seed=7",
-    "BatchPrefillWithRaggedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/window=9/family=randn/seed=7",
-    "BatchPrefillWithPagedKVCacheWrapper/e4m3xe4m3-bf16/head/b=2,m=3,n=12,h=2,g=1,d=64/causal=1/page=1/family=ramp/seed=7",
-    "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/window=9/family=randn/seed=7",
-    "unified_attention/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32/scales=token/family=ramp/seed=7",
-    "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=20,h=2,g=1,d=32,v=16/sink=1/family=randn/seed=7",
-    "extend_attention_fwd/bf16xe4m3-bf16/tensor/b=2,m=3,n=20,h=2,g=1,d=32,v=16/family=hot/seed=7",
-    "unified_attention/bf16xe4m3-bf16/tensor/b=1,m=2,n=12,h=2,g=1,d=32/cap=2/family=randn/seed=7",
-    "decode_attention_fwd/f16xe4m3-f16/tensor/b=2,n=12,h=2,g=1,d=32,v=16/cap=2/family=randn/seed=7",
-    "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf/i8xe4m3-bf16/warp/b=1,s=2,n=18,h=1,g=1,d=64/causal=1/family=randn/seed=7",
-    "merge_attn_states/bf16xbf16-bf16/row/m=4,h=2,d=8/context=3/family=randn/seed=7",
-    "merge_attn_states/bf16xbf16-e4m3/row/m=4,h=2,d=8/family=randn/seed=7",
-    "merge_state_v2/f16xf16-f16/row/m=4,h=2,d=8/none=1/family=randn/seed=7",
-    "merge_state/f32xf32-f32/row/m=4,h=2,d=8/family=far/seed=7",
-    "flash_mla_with_kvcache/bf16xe4m3-bf16/1x128/b=1,s=2,h=1,t=6,n=8/sink=1/absent=all/page=16/family=randn/seed=7",
-)

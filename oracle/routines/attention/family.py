@@ -19,5 +19,4 @@ FAMILY = RoutineFamily(
     contracts=(prefill, wide, sage, merge, sparse, blockscaled),
     grammars={**cases.GRAMMARS, **sparse_cases.GRAMMARS},
     faults=(faults.FAULTS, sparse_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *sparse_cases.GOLDENS),
 )

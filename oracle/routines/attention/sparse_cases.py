@@ -12,9 +12,9 @@ from oracle.numbers.formats import E2M1
 from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines import data
 from oracle.routines.attention.cases import LN2, _coded, _drawn, _ends, _lengths, _sink
-from oracle.routines.attention.sparse import NOPE, ROPE, TILE, WIDTH
+from oracle.routines.attention.sparse import WIDTH
 from oracle.routines.case import Case, Grammar
-from oracle.routines.kv_cache.newer import SCALES, TOKEN, v4_places
+from oracle.routines.kv_cache.newer import NOPE, ROPE, SCALES, TILE, TOKEN, v4_places
 from oracle.routines.kv_cache.writers import columns, rows
 from oracle.routines.mx.contract import pack
 
@@ -150,8 +150,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         domain="h % g == 0, s <= n",
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "msa_sparse_attention/bf16xe4m3-bf16/block/b=1,s=2,n=6,h=2,g=1,c=2,p=2,d=16/causal=1/family=randn/seed=7",
-    "cute_dsl_fmha_blockscaled_prefill/e4m3xbf16/block/b=1,s=2,n=4,h=2,g=1,d=32/causal=1/family=randn/seed=7",
-    "trtllm_batch_decode_sparse_mla_dsv4/bf16xe4m3-bf16/1x64/t=1,h=1,c=4,n=4/sink=1/pools=2/page=2/family=randn/seed=7",
-)

@@ -166,16 +166,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         shapes=("m=5,n=24,k=64", "m=3,n=16,k=2048"),
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "quant_per_block_int8_cuda/bf16/-/b=1,s=2,h=2,d=8/sm=1/family=randn/seed=7",
-    "quant_per_block_int8_fuse_sub_mean_cuda/bf16/-/b=1,s=2,h=2,d=8/family=randn/seed=7",
-    "quant_per_warp_int8_cuda/bf16/-/b=1,s=17,h=1,d=8/family=randn/seed=7",
-    "per_channel_fp8/bf16/-/b=1,s=9,g=1,d=8/edge=zero/family=randn/seed=7",
-    "w8a8_block_int8_matmul/i8xi8-f16/-/m=2,n=3,k=64/block=64/family=randn/seed=7",
-    "qserve_w4a8_per_chn_gemm/i8xi8-f16/-/m=1,n=32,k=32/family=randn/seed=7",
-    "qserve_w4a8_per_group_gemm/i8xi8-f16/-/m=1,n=32,k=128/family=randn/seed=7",
-    "scaled_int8_quant/bf16/-/m=2,k=6/mode=row/family=randn/seed=7",
-    "per_token_quant_int8/bf16/-/m=2,k=6/family=randn/seed=7",
-    "per_token_group_quant_int8/bf16/-/m=1,k=64/group=64/family=randn/seed=7",
-    "cutlass_scaled_mm_azp/i8xi8-bf16/token:channel/m=2,n=3,k=8/azp=token,bias=1/family=randn/seed=7",
-)

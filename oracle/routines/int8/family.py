@@ -8,5 +8,4 @@ FAMILY = RoutineFamily(
     contracts=(contract, blocks, sage),
     grammars=cases.GRAMMARS,
     faults=(faults.FAULTS, faults.PRODUCT, faults.SCALED, faults.SAGE, faults.CHANNELS),
-    goldens=cases.GOLDENS,
 )

@@ -550,30 +550,3 @@ GRAMMARS: Mapping[str, Grammar] = {
     name: grammar if grammar.shapes else replace(grammar, shapes=_SHAPES[grammar.extents])
     for name, grammar in _GRAMMARS.items()
 }
-
-GOLDENS = (
-    *(f"{c}/e4m3/-/e=3,h=16,i=24/family=codes/seed=7" for c in ("align_fp8_moe_weights_for_fi", "swap_w13_to_w31")),
-    "align_fp8_moe_weights_for_fi/e4m3/-/e=2,h=16,i=40/gated=0/family=codes/seed=7",
-    *(f"rotate_weights_for_fi_trtllm_fp8_per_tensor_moe/e4m3/-/e=2,h=32,i=32/{o}family=codes/seed=7"
-      for o in ("", "gated=0/")),
-    *(f"prepare_fp8_moe_layer_for_fi/e4m3/-/e=2,h=32,i=24/{o}family=codes/seed=7"
-      for o in ("", "trtllm=1/", "gated=0/")),
-    "prepare_fp8_moe_layer_for_fi/e4m3/-/e=1,h=32,i=128/block=1/family=codes/seed=7",
-    "pad_token_groups/bf16/-/m=9,k=4,g=3/align=16,tail=1/family=randn/seed=7",
-    "remap_topk_to_local/i32-i32/-/t=3,e=6,k=2/family=randn/seed=7",
-    "transform_weights_for_mega_moe/e4m3/-/g=1,h=128,i=64/family=codes/seed=7",
-    "transform_weights_for_mega_moe_sm90/e4m3/-/g=1,h=32,i=16/family=codes/seed=7",
-    "pack_ue8m0_to_int/f32/-/m=3,c=2/family=randn/seed=7",
-    "interleave_for_tma_wgmma_up/e4m3/-/g=1,n=64,k=4/family=codes/seed=7",
-    "interleave_moe_scales_for_sm90_mixed_gemm/u8/-/e=1,m=64,c=4/family=randn/seed=7",
-    *(
-        f"interleave_moe_weights_for_sm90_mixed_gemm/u8/-/e=1,m=16,c=2/{kind}family=randn/seed=7"
-        for kind in ("", "kind=fp4_fp8/", "kind=int4/")
-    ),
-    "preprocess_moe_weights_for_sm90_mixed_gemm_humming/u8/-/e=2,m=3,c=2/interleave=0/family=range/seed=7",
-    "make_nvfp4_global_scale/bf16/-/m=3,k=8/family=randn/seed=7",
-    "convert_sf_from_mma_layout/u8/-/m=9,c=5,g=1/family=randn/seed=7",
-    "unpack_ue8m0_from_int/i32/-/m=3,c=2/family=randn/seed=7",
-    "unpad_token_groups/f32/-/m=9,k=4,g=3/align=16/family=randn/seed=7",
-    *(f"requantize_with_max_scale/e4m3/-/s=3,n=48,k=64/family={f}/seed=7" for f in ("codes", "randn")),
-)  # fmt: skip  # a table, one row a line

@@ -161,18 +161,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"map": ("1",), "alignment": ("8",)}, shapes=_ROWS,
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "moe_align_block_size/i32/-/t=3,e=4,k=2/block=1/family=randn/seed=7",
-    "count_expert_num_tokens/i32/-/t=3,e=4,k=2/family=randn/seed=7",
-    "get_cutlass_moe_mm_problem_sizes_from_expert_offsets/i64/-/e=3/family=randn/seed=7",
-    "trtllm_moe_pack_topk_ids_weights/i32xf32/-/t=3,e=4,k=2/family=randn/seed=7",
-    "make_routing_data/i32xf32/-/t=4,e=4,k=3/family=randn/seed=7",
-    "get_cutlass_moe_mm_data/i32/-/t=3,e=4,k=2/scales=1/family=randn/seed=7",
-    "get_cutlass_moe_mm_data/i32/-/t=3,e=4,k=2/family=randn/seed=7",
-    "get_cutlass_w4a8_moe_mm_data/i32/-/t=3,e=4,k=2/family=randn/seed=7",
-    "get_cutlass_batched_moe_mm_data/i32/-/e=3,m=30/family=randn/seed=7",
-    "batched_moe_align_block_size/i32/-/e=3,m=20/family=randn/seed=7",
-    "expert_num_tokens_round_up_and_sum/i32/-/e=3,m=300/family=randn/seed=7",
-    "moe_permute/i32xe4m3/-/t=3,e=4,k=2,h=16/map=1/family=randn/seed=7",
-    "deepgemm_moe_permute/i32xe4m3/-/t=3,e=4,k=2,h=16/alignment=8/family=randn/seed=7",
-)

@@ -22,5 +22,4 @@ FAMILY = RoutineFamily(
     contracts=(contract, groups, mega, mixed, shards, experts, expert_rows, padded),
     grammars={**cases.GRAMMARS, **expert_cases.GRAMMARS, **padded_cases.GRAMMARS},
     faults=(expert_faults.FAULTS, padded_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *expert_cases.GOLDENS, *padded_cases.GOLDENS),
 )

@@ -7,10 +7,12 @@ a dict of outputs).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from oracle.routines.base import Inputs
 from oracle.routines.fault import (
     CAST,
     INDEX,
@@ -418,8 +420,8 @@ fault(
     same_if=ALIKE,
     over=(
         way("codes not divided where an exponent was raised", _away, seen="Humming process_mxfp4.cuh"),
-        way("a range of one less", lambda call, out: call.contract.made(
-            call.inputs, call.resolved | {"max_range": max(0, call.resolved["max_range"] - 1)}),
+        way("a range of one less",
+            lambda call, out: _prepared(call, call.inputs, max_range=max(0, call.resolved["max_range"] - 1)),
             seen="FlashInfer prepare.py: max_range"),
         way("counted from 0", lambda call, out: out | {"out_scale": out["out_scale"] - 1},
             seen="FlashInfer prepare.py: + 1 & 0x0F"),
@@ -436,9 +438,14 @@ fault(
 )  # fmt: skip  # a table, one row a line
 
 
+def _prepared(call: Call, inputs: Inputs, **changed: object) -> dict[str, Tensor]:
+    """What the routine makes of other inputs or options."""
+    return cast(layouts.LayoutContract, call.contract).made(inputs, call.resolved | changed)
+
+
 def _of_all(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     inputs = {name: x.reshape(1, -1, x.shape[-1]) for name, x in call.inputs.items()}
-    made = call.contract.made(inputs, call.resolved)
+    made = _prepared(call, inputs)
     residual = made["residual"].expand(len(outputs["residual"])).contiguous()
     return {"out": made["out"].reshape(outputs["out"].shape), "residual": residual} | {
         "out_scale": made["out_scale"].reshape(outputs["out_scale"].shape)
@@ -447,7 +454,7 @@ def _of_all(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _signed(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """-0 where the code was -0 and its exponent stays."""
-    weight, kept = call.inputs["weight"], call.contract.made(call.inputs, call.resolved | {"interleave": False})["out"]
+    weight, kept = call.inputs["weight"], _prepared(call, call.inputs, interleave=False)["out"]
     low, high = weight & 15 == 8, weight >> 4 == 8
     packed = kept | low * 8 | high * 128
     return outputs | {"out": mixed.interleaved(packed, "fp4_fp8") if call.resolved["interleave"] else packed}
@@ -714,7 +721,8 @@ fault(
 
 
 def _scale_of(call: Call, largest: Tensor) -> Tensor:
-    return (call.resolved["e4m3_max"] * 6.0 / largest.to(torch.float32)).reshape(1)
+    due: Tensor = call.resolved["e4m3_max"] * 6.0 / largest.to(torch.float32)
+    return due.reshape(1)
 
 
 # --- rows padded by groups --------------------------------------------------------------------------------------------

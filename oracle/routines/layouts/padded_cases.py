@@ -65,11 +65,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         shapes=("e=3,i=128,h=48", "e=1,i=64,h=128"), fixed=True,
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "align_fp4_moe_weights_for_fi/e2m1/-/e=1,i=48,h=16/family=randn/seed=7",
-    "align_trtllm_fp4_moe_hidden_dim_for_fi/e2m1/-/e=1,i=16,h=16/least=64/family=randn/seed=7",
-    "pad_nvfp4_weight_for_cutlass/e2m1/-/m=3,k=8/family=randn/seed=7",
-    "pad_nvfp4_activation_for_cutlass/e2m1/-/m=2,k=8/more=3/family=randn/seed=7",
-    "prepare_nvfp4_moe_layer_for_fi_or_cutlass/e2m1/-/e=2,i=64,h=16/shared=1/family=randn/seed=7",
-    "prepare_nvfp4_moe_layer_for_flashinfer_cutedsl/e2m1/-/e=1,i=64,h=16/family=randn/seed=7",
-)

@@ -406,27 +406,3 @@ PRODUCTS: Mapping[str, Grammar] = {
     ),
 }  # fmt: skip  # a table, one row a line
 GRAMMARS: Mapping[str, Grammar] = {**PRODUCTS, **EXPERTS, **LAYOUTS}
-GOLDENS = (
-    "allspark_w8a16_gemm/bf16/column/m=2,n=4,k=32/zeros=1/family=randn/seed=7",
-    "triton_w4a16_gemm/bf16/32/m=2,n=8,k=64/zeros=1/family=randn/seed=7",
-    "awq_dequantize/f16/column/m=1,n=8,k=2/family=randn/seed=7",
-    "awq_gemm/f16/column/m=1,n=8,k=8/family=randn/seed=7",
-    "gptq_gemm/f16/column/m=1,n=8,k=8/order=1/family=randn/seed=7",
-    "marlin_gemm/bf16/column/m=1,n=3,k=8/bias=1/family=randn/seed=7",
-    "machete_mm/bf16/column/m=1,n=3,k=8/family=randn/seed=7",
-    "mm_bf16_fp4/bf16/16/m=1,n=3,k=16/alpha=1/family=randn/seed=7",
-    "mm_nvfp4_svdquant/bf16/16/m=1,n=32,k=32,r=32/bias=1/family=randn/seed=7",
-    "gptq_shuffle/i32/-/m=8,k=2/order=1/family=randn/seed=7",
-    "gptq_marlin_repack/i32/-/m=16,k=64/family=randn/seed=7",
-    "awq_marlin_repack/i32/-/m=16,k=64/family=randn/seed=7",
-    "marlin_permute_scales/bf16/column/m=1,k=32/family=randn/seed=7",
-    "marlin_permute_bias/bf16/-/m=1,k=32/family=randn/seed=7",
-    "marlin_zero_points/i32/-/m=1,k=64/family=randn/seed=7",
-    "awq_to_marlin_zero_points/i32/-/m=1,k=64/family=randn/seed=7",
-    "nvfp4_marlin_process_scales/bf16/-/m=1,k=4/family=randn/seed=7",
-    "mxfp4_marlin_process_scales/bf16/-/m=1,k=4/family=randn/seed=7",
-    "fp8_fused_exponent_bias_into_scales/bf16/-/m=1,k=2/family=randn/seed=7",
-    "pack_fp8_to_int32/e4m3/-/m=4,k=2/family=randn/seed=7",
-    "moe_wna16_marlin_gemm/bf16/column/m=2,n=3,k=4,g=2/weights=1/family=randn/seed=7",
-    "moe_wna16_gemm/bf16/column/m=2,n=2,k=4,g=2/weights=1/family=randn/seed=7",
-)

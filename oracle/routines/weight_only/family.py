@@ -21,5 +21,4 @@ FAMILY = RoutineFamily(
     contracts=(kernels, experts, layouts, prepared, layers),
     grammars={**cases.GRAMMARS, **prepared_cases.GRAMMARS, **layer_cases.GRAMMARS},
     faults=(faults.FAULTS, layout_faults.FAULTS, prepared_faults.FAULTS, layer_faults.FAULTS),
-    goldens=(*cases.GOLDENS, *prepared_cases.GOLDENS, *layer_cases.GOLDENS),
 )

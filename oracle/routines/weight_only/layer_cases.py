@@ -75,8 +75,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         fixed=True, domain="h % 32 == 0, i % 32 == 0, k <= e",
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "fused_marlin_moe/bf16/-/m=2,e=2,h=32,i=32,k=1/family=randn/seed=7",
-    "trtllm_mxint4_block_scale_moe/bf16/-/m=2,e=2,h=32,i=32,k=1/family=randn/seed=7",
-    "triton_kernel_fused_experts/bf16/-/m=2,e=2,h=32,i=32,k=1/bytes=1,bias=1/family=randn/seed=7",
-)

@@ -107,14 +107,3 @@ GRAMMARS: Mapping[str, Grammar] = {
         _KN, HALVES, ("-",), ("randn",), _shares, lambda case: {}, shapes=("k=3,n=32", "k=1,n=64"),
     ),
 }  # fmt: skip  # a table, one row a line
-GOLDENS = (
-    "prepare_fp8_moe_layer_for_marlin/bf16/-/e=1,i=64,h=64/scales=row/family=randn/seed=7",
-    "prepare_mxfp8_moe_layer_for_marlin/bf16/-/e=1,i=64,h=64/bytes=1/family=randn/seed=7",
-    "prepare_moe_mxfp4_layer_for_marlin/bf16/-/e=1,i=64,h=64/bytes=1/family=randn/seed=7",
-    "prepare_nvfp4_moe_layer_for_marlin/bf16/-/e=1,i=64,h=64/family=randn/seed=7",
-    "allspark_repack_weight/bf16/-/k=16,n=48/zeros=1/family=randn/seed=7",
-    "pack_quantized_values_into_int32/i32/-/k=16,n=16/family=randn/seed=7",
-    "unpack_quantized_values_into_int32/i32/-/k=2,n=3/dim=1/family=randn/seed=7",
-    "convert_packed_uint4b8_to_signed_int4_inplace/i32/-/k=2,n=3/family=randn/seed=7",
-    "marlin_act_int8_process_scales/bf16/-/k=2,n=8/family=randn/seed=7",
-)
