@@ -12,9 +12,9 @@ from oracle.numbers.formats import E2M1
 from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines import data
 from oracle.routines.attention.cases import LN2, _coded, _drawn, _ends, _lengths, _sink
-from oracle.routines.attention.sparse import NOPE, ROPE, TILE, WIDTH
+from oracle.routines.attention.sparse import WIDTH
 from oracle.routines.case import Case, Grammar
-from oracle.routines.kv_cache.newer import SCALES, TOKEN, v4_places
+from oracle.routines.kv_cache.newer import NOPE, ROPE, SCALES, TILE, TOKEN, v4_places
 from oracle.routines.kv_cache.writers import columns, rows
 from oracle.routines.mx.contract import pack
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from oracle.routines.attention.blockscaled import CuteDslFmhaBlockscaledPrefill
-from oracle.routines.attention.sparse import NOPE, TILE, MsaSparseAttention, SparseMlaDsv4
+from oracle.routines.attention.sparse import MsaSparseAttention, SparseMlaDsv4
 from oracle.routines.base import Call
 from oracle.routines.fault import INDEX, MOVEMENT, VALUE, Faults, need, way
 from oracle.routines.kv_cache.contract import flat
-from oracle.routines.kv_cache.newer import v4_places
+from oracle.routines.kv_cache.newer import NOPE, TILE, v4_places
 from oracle.routines.kv_cache.writers import columns, rows
 from oracle.routines.traits import of_class
 

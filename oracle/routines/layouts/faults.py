@@ -438,7 +438,7 @@ fault(
 
 def _of_all(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     inputs = {name: x.reshape(1, -1, x.shape[-1]) for name, x in call.inputs.items()}
-    made = call.contract.made(inputs, call.resolved)
+    made = mixed.HummingWeights().made(inputs, call.resolved)
     residual = made["residual"].expand(len(outputs["residual"])).contiguous()
     return {"out": made["out"].reshape(outputs["out"].shape), "residual": residual} | {
         "out_scale": made["out_scale"].reshape(outputs["out_scale"].shape)
@@ -447,7 +447,10 @@ def _of_all(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _signed(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """-0 where the code was -0 and its exponent stays."""
-    weight, kept = call.inputs["weight"], call.contract.made(call.inputs, call.resolved | {"interleave": False})["out"]
+    weight, kept = (
+        call.inputs["weight"],
+        mixed.HummingWeights().made(call.inputs, call.resolved | {"interleave": False})["out"],
+    )
     low, high = weight & 15 == 8, weight >> 4 == 8
     packed = kept | low * 8 | high * 128
     return outputs | {"out": mixed.interleaved(packed, "fp4_fp8") if call.resolved["interleave"] else packed}
@@ -714,7 +717,8 @@ fault(
 
 
 def _scale_of(call: Call, largest: Tensor) -> Tensor:
-    return (call.resolved["e4m3_max"] * 6.0 / largest.to(torch.float32)).reshape(1)
+    scale: Tensor = int(str(call.resolved["e4m3_max"])) * 6.0 / largest.to(torch.float32)
+    return scale.reshape(1)
 
 
 # --- rows padded by groups --------------------------------------------------------------------------------------------

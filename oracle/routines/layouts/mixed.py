@@ -120,7 +120,7 @@ class FromMmaLayout(LayoutContract):
 
 def _bits(pieces: str) -> tuple[int, ...]:
     """Where each bit of a word goes, of ``FROM:TO`` for runs of three bits or one."""
-    places = {}
+    places: dict[int, int] = {}
     for piece in pieces.split():
         (first, to), width = (int(x) for x in piece.rstrip("*").split(":")), 3 if piece.endswith("*") else 1
         places |= {first + i: to + i for i in range(width)}
