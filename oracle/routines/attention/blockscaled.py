@@ -82,8 +82,8 @@ class CuteDslFmhaBlockscaledPrefill(WideAttention):
 
     @staticmethod
     def values(codes: Tensor, scales: Tensor) -> Tensor:
-        """Codes times their scales, float64 ``[B, S, H, D]``; NaN codes and NaN scales give NaN. Source: as of the
-        class."""
+        """``codes`` ``[B, S, H, D]`` times their ``scales`` ``[B, S, H, X]``, float64 ``[B, S, H, D]``; NaN codes and
+        NaN scales give NaN. Source: as of the class."""
         if codes.dtype is torch.uint8:
             wide, each = decode(unpack(codes.flatten(0, -2)), E2M1).reshape(*codes.shape[:-1], -1), decode(scales)
             return wide * each.repeat_interleave(16, dim=-1)

@@ -182,8 +182,8 @@ class MsaSparseAttention(Chosen):
 
     @staticmethod
     def seen(inputs: Inputs, options: Options) -> Iterator[tuple[int, int, int, Tensor, int]]:
-        """Sequence, query and KV head of each row of heads, the keys of its pages, int64, ascending, and how many of
-        them it sees."""
+        """Sequence, query and KV head of each row of heads, the keys of its pages, int64 ``[K]``, ascending, and how
+        many of them it sees."""
         ends, page = inputs["cu_seqlens_q"].tolist(), inputs["k"].shape[2]
         inside = torch.arange(page, device=inputs["q"].device)
         for b, used in enumerate(inputs["seqused_k"].tolist()):
