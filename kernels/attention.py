@@ -281,11 +281,11 @@ def _batch_fake(q: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
 
 
 def _batch(
-    operation: str, q: Tensor, k: Tensor, v: Tensor, scales: OfHeads, offsets: dict[str, Tensor], window_left: int
+    q: Tensor, keys: dict[str, Tensor], scales: OfHeads, offsets: dict[str, Tensor], window_left: int
 ) -> torch.device:
-    """Check what ragged and paged prefills share, of ``k`` and ``v`` ``[..., G, D]``; the device."""
+    """Check what ragged and paged prefills share, of ``keys`` and values by name, ``[..., G, D]``; the device."""
     _, heads, depth = checks.dtype("q", checks.rank("q", q, 3), FP8).shape
-    of_keys = k.shape[-2]
+    of_keys = next(iter(keys.values())).shape[-2]
     _head("q", depth)
     _group(heads, of_keys)
     counts = {"scale_q": (heads, "[H]"), "scale_k": (of_keys, "[G]"), "scale_v": (of_keys, "[G]")}
@@ -297,7 +297,7 @@ def _batch(
         checks.dtype(name, checks.rank(name, x, 1), torch.int32)
     if window_left < -1:
         raise OptionError(f"window_left={shown(window_left)}; pass -1 or a number of keys")
-    return checks.same_device(q=q, k=k, v=v, **named, **offsets)
+    return checks.same_device(q=q, **keys, **named, **offsets)
 
 
 def _rising(name: str, check: bool | None, ends: Tensor, total: int, of: str) -> None:
@@ -366,7 +366,7 @@ def batch_prefill_with_ragged_kv_cache(
     checks.out_dtype(o_dtype, torch.bfloat16, torch.float16, name="o_dtype")
     scales, factor = (scale_q, scale_k, scale_v), _scale("sm_scale", sm_scale, depth)
     offsets = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr}
-    device = _batch("attention_ragged", q, k, v, scales, offsets, window_left)
+    device = _batch(q, {"k": k, "v": v}, scales, offsets, window_left)
     checks.shape("kv_indptr", kv_indptr, tuple(qo_indptr.shape), "[B + 1]")
     if is_compiling():
         outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.batch_prefill_with_ragged_kv_cache(
@@ -454,7 +454,7 @@ def batch_prefill_with_paged_kv_cache(
     offsets = {
         "qo_indptr": qo_indptr, "paged_kv_indptr": ends, "paged_kv_indices": pages, "paged_kv_last_page_len": last,
     }  # fmt: skip  # one row
-    device = _batch("attention_paged", q, k_cache, v_cache, scales, offsets, window_left)
+    device = _batch(q, {"k_cache": k_cache, "v_cache": v_cache}, scales, offsets, window_left)
     checks.shape("paged_kv_indptr", ends, tuple(qo_indptr.shape), "[B + 1]")
     checks.shape("paged_kv_last_page_len", last, (qo_indptr.shape[0] - 1,), "[B]")
     if is_compiling():

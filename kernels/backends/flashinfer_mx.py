@@ -330,6 +330,7 @@ def block_runs(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tens
         out.copy_(target)
 
 
+@on_its_device
 def grouped_contiguous(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
 ) -> None:
@@ -352,6 +353,7 @@ def grouped_contiguous(
     out.copy_(together.index_select(0, rows.argsort()[:m]))
 
 
+@on_its_device
 def grouped_masked(
     a: Tensor,
     a_scale: Tensor,

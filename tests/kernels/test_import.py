@@ -84,6 +84,8 @@ ROUTINES = (
         "m_grouped_fp8_fp4_gemm_nt_psum": ("m_grouped_fp8_fp4_gemm_nt_contiguous",),
         "output padding": ("Fp8LinearOp",),
         "scaled_fp4_quant": ("nvfp4_quantize",),
+        "BatchPrefillWithRaggedKVCacheWrapper": ("batch_prefill_with_ragged_kv_cache",),
+        "BatchPrefillWithPagedKVCacheWrapper": ("batch_prefill_with_paged_kv_cache",),
     }
     | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))
     | dict.fromkeys(mx_moe.LAYERS, ("moe_block_experts",))
