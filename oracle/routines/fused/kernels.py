@@ -392,7 +392,8 @@ class FusedAddRmsnormQuant(RmsnormQuant):
 
 @register
 class RmsNormDynamicPerTokenQuant(NormContract):
-    """``scale_ub`` bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``."""
+    """The value is rounded twice, ``T(T(z r) weight)``; the sum with a residual stays float32. ``scale_ub``, ``[1]``,
+    bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``."""
 
     shapes = {"scale": "[M, 1]"}
 
@@ -409,8 +410,8 @@ class RmsNormDynamicPerTokenQuant(NormContract):
 
 @register
 class RmsNormPerBlockQuant(NormContract):
-    """``scale_ub`` bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``, with an amax for each
-    group."""
+    """The value is rounded twice, ``T(T(z r) weight)``; the sum with a residual stays float32. ``scale_ub``, ``[1]``,
+    bounds amax: ``scale = max(min(amax, scale_ub)/448, 1/(448 * 512))``, with an amax for each group."""
 
     shapes = {"scale": "[M, H / group_size]"}
 

@@ -211,8 +211,8 @@ def equal_scales(memory: Tensor) -> str | None:
 
 @register
 class CpGatherAndUpconvertFp8KvCache(Gather, ReadsCodes):
-    """Rows of 656 bytes: 512 codes, four float32 scales of tiles of 128, 64 columns of 16 bits; read as 512 products
-    ``bfloat16(code * scale)``, then the 64 columns as they are. Request ``b`` has ``seq_lens[b]`` rows from
+    """Rows of 656 bytes: 512 codes of E4M3, four float32 scales of tiles of 128, 64 columns of 16 bits; read as 512
+    products ``bfloat16(code * scale)``, then the 64 columns as they are. Request ``b`` has ``seq_lens[b]`` rows from
     ``workspace_starts[b]`` on. The kernel ends the last request with the destination, so their rows are as many."""
 
     name = "cp_gather_and_upconvert_fp8_kv_cache"

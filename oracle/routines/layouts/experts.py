@@ -60,7 +60,8 @@ class MoeAlignBlockSize(ExpertIntegers):
     whose map is -1 is dropped. Expert ``e`` with ``c_e`` pairs takes ``align(c_e, B)`` places of
     ``sorted_token_ids``, B the ``block_size``, the experts in their order: first its pairs in any order, then
     ``T k``. ``expert_ids`` has the expert of each block of B places, ``num_tokens_post_pad`` the places of all. What
-    lies behind them may be anything."""
+    lies behind them may be anything. With an ``expert_map`` experts are the local ones that it gives, in
+    ``expert_ids`` too, and E, the ``num_experts``, is their number."""
 
     name = "moe_align_block_size"
     summary = "pairs of token and slot sorted by expert, each expert's padded to whole blocks"

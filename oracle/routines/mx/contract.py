@@ -423,13 +423,14 @@ def positive_scale(inputs: Inputs) -> None:
 class BlockDequantiser(Contract):
     """``out = RN_float32(value(q) * scale)``; the padding of the scales is never read, whatever it holds.
 
-    Codes of E2M1 are two in a byte, the low nibble is the even column; other codes take a byte each. The scale bytes
-    are a matrix, C blocks of a row: without tiles (``linear``) ``[M, C]``, in tiles of ``128x4`` flat ``[align(M, 128)
-    * align(C, 4)]``, that of row ``r`` and block ``j`` at ``(r // 128 * ceil(C/4) + j // 4) * 512 + r % 32 * 16 + r %
-    128 // 32 * 4 + j % 4``, and in tiles of ``8x4`` flat ``[align(M, 8) * align(C, 4)]``, at ``(r // 8 * ceil(C/4) + j
-    // 4) * 32 + r % 8 * 4 + j % 4``. An E8M0 byte is ``2^(byte - 127)``, an E4M3 byte its value with its sign. A NaN
-    code or scale (byte 255 of E8M0) gives NaN, also times 0; an infinite code of E5M2 an infinity; above the largest
-    float32 the product is infinite. +0 and -0 are equal.
+    Codes of E2M1 are two in a byte, the low nibble is the even column; its bits 0 to 2 are the place in 0, 0.5, 1, 1.5,
+    2, 3, 4, 6 and bit 3 is the sign. Other codes take a byte each. The scale bytes are a matrix, a scale for each block
+    of 32 codes of a row, of NVFP4 for 16, C blocks of a row: without tiles (``linear``) ``[M, C]``, in tiles of
+    ``128x4`` flat ``[align(M, 128) * align(C, 4)]``, that of row ``r`` and block ``j`` at ``(r // 128 * ceil(C/4) + j
+    // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + j % 4``, and in tiles of ``8x4`` flat ``[align(M, 8) * align(C,
+    4)]``, at ``(r // 8 * ceil(C/4) + j // 4) * 32 + r % 8 * 4 + j % 4``. An E8M0 byte is ``2^(byte - 127)``, an E4M3
+    byte its value with its sign. A NaN code or scale (byte 255 of E8M0) gives NaN, also times 0; an infinite code of
+    E5M2 an infinity; above the largest float32 the product is infinite. +0 and -0 are equal.
     """
 
     section = "Quantisation"
@@ -523,7 +524,7 @@ class Mxfp4Dequantize(BlockDequantiser):
 @register
 class Nvfp4Dequantize(BlockDequantiser):
     """``value(q) * (scale * g)`` or ``(value(q) * scale) * g``, ``g`` the global scale, each product rounded to
-    float32. An E4M3 scale byte is read with its sign; 0x7f and 0xff are NaN."""
+    float32; 16 codes of a row share a scale byte. An E4M3 scale byte is read with its sign; 0x7f and 0xff are NaN."""
 
     name = "nvfp4_dequantize"
     summary = "NVFP4 codes times their E4M3 scales and the scale of the tensor"

@@ -186,7 +186,8 @@ class MaskedQuantiser(ExpertQuantiser):
 
     The tiles of expert ``g`` start at row ``g align(M, 128)`` of the scale bytes. ``q`` is the ``[G, M, K]`` (packed:
     ``[G, M, K/2]``) of the memory seen as ``[M, K, G]``; ``scale`` is the memory ``[G, rm, rk, 32, 4, 4]`` seen as
-    ``[32, 4, rm, 4, rk, G]``, with ``rm = ceil(M/128)`` and ``rk = ceil(C/4)`` for C scales of a row.
+    ``[32, 4, rm, 4, rk, G]``, with ``rm = ceil(M/128)`` and ``rk = ceil(C/4)`` for C scales of a row:
+    ``memory.permute(3, 4, 1, 5, 2, 0)``.
     """
 
     shapes = {"q": "[M, K, G], of codes of E2M1 [M, K/2, G]", "scale": "[32, 4, ceil(M/128), 4, ceil(C/4), G]"}
