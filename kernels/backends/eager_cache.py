@@ -176,7 +176,8 @@ def gather(
         _kept(_bits(out), values, inside)
     else:
         codes = _bits(source)[block, offset].view(FP8).to(torch.float32)
-        wide = codes.reshape(count, scale.shape[2], -1) * scale[block, offset].unsqueeze(-1)
+        tiled = codes.reshape(count, scale.shape[2], codes.shape[1] // scale.shape[2])
+        wide = tiled * scale[block, offset].unsqueeze(-1)
         _kept(out, wide.flatten(1).to(out.dtype), inside)
     if beside is not None:
         _kept(_bits(beside[1]), _bits(beside[0])[block, offset], inside)

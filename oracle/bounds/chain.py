@@ -260,7 +260,7 @@ def reach(sums: Tensor, group: int) -> Tensor:
     """
     largest = torch.zeros_like(sums[..., 0])
     for of in subsequences(sums.shape[-1], group):
-        prefix = torch.cumsum(sums[..., torch.tensor(of, device=sums.device)], dim=-1)
+        prefix = torch.cumsum(sums[..., torch.tensor(of, dtype=torch.int64, device=sums.device)], dim=-1)
         largest = torch.maximum(largest, prefix.amax(dim=-1).clamp(min=0) - prefix.amin(dim=-1).clamp(max=0))
     return largest
 

@@ -54,6 +54,8 @@ class ActivationContract(Contract):
     section = "MoE"
     applied: ClassVar[str] = "the activation"
     """What verdicts call it."""
+    gated: ClassVar[bool] = True
+    """Whether a row of x holds gate and up."""
 
     def steps(self, x: Tensor, options: Options) -> Steps:
         """Formula, clamp and roundings of a call on ``x`` ``[..., 2 I]`` (bfloat16, float16 or float32)."""
@@ -61,7 +63,7 @@ class ActivationContract(Contract):
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         x = inputs["x"]
-        if x.dim() == 0 or (self.steps(x, options).formula.gated and x.shape[-1] % 2):
+        if x.dim() == 0 or (self.gated and x.shape[-1] % 2):
             raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up, [..., 2 I]")
 
     def unwritten(self, inputs: Inputs) -> Tensor | None:
@@ -340,6 +342,7 @@ def _registered(row: Row) -> type[RowContract]:
             "__module__": __name__,
             "__doc__": described(row),
             "row": row,
+            "gated": gated,
             "name": row.name,
             "summary": row.summary,
             "source": row.source,
