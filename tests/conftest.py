@@ -10,6 +10,7 @@ where a tool or a header is absent.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import os
@@ -45,7 +46,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 gc.disable()
 
 # Compiled kernels are what is tested beside definitions, whether they are on disk already or not.
-cpu_cold.compiled_at_once().__enter__()
+_at_once = cpu_cold.compiled_at_once()
+_at_once.__enter__()
+atexit.register(_at_once.__exit__, None, None, None)  # what is not kept ends its block at once
 
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from math import prod
 
 import pytest
 import torch
@@ -66,10 +65,8 @@ class TestOneJudgement:
     def test_wrong(self, decoded: list[tuple[int, ...]]) -> None:
         given = inputs()
         assert get("fp8_gemm_nt").judge(given, wrong(given), arch="sm90", numerics=None).status is Status.FAILED
-        assert {shape[-1] for shape in decoded} == {256}
-        assert (
-            sum(prod(shape) for shape in decoded) <= 8 * 256
-        )  # of failing rows and columns; the rest is read as codes
+        rows = sum(torch.Size(shape).numel() for shape in decoded) // 256
+        assert 2 <= rows <= 8  # of failing rows and columns; the rest is read as codes
 
     def test_wrong_where_nothing_is_rounded(self, decoded: list[tuple[int, ...]]) -> None:
         """Small integers: every bound looks at the whole operands."""
