@@ -281,9 +281,16 @@ def _batch_fake(q: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
 
 
 def _batch(
-    q: Tensor, keys: dict[str, Tensor], scales: OfHeads, offsets: dict[str, Tensor], window_left: int
-) -> torch.device:
-    """Check what ragged and paged prefills share, of ``keys`` and values by name, ``[..., G, D]``; the device."""
+    q: Tensor,
+    keys: dict[str, Tensor],
+    scales: OfHeads,
+    offsets: dict[str, Tensor],
+    o_dtype: torch.dtype,
+    sm_scale: float | None,
+    window_left: int,
+) -> tuple[torch.device, float]:
+    """Check what ragged and paged prefills share, of ``keys`` and values by name, ``[..., G, D]``; the device, and the
+    factor of a score."""
     _, heads, depth = checks.dtype("q", checks.rank("q", q, 3), FP8).shape
     of_keys = next(iter(keys.values())).shape[-2]
     _head("q", depth)
@@ -297,7 +304,14 @@ def _batch(
         checks.dtype(name, checks.rank(name, x, 1), torch.int32)
     if window_left < -1:
         raise OptionError(f"window_left={shown(window_left)}; pass -1 or a number of keys")
-    return checks.same_device(q=q, **keys, **named, **offsets)
+    checks.out_dtype(o_dtype, torch.bfloat16, torch.float16, name="o_dtype")
+    return checks.same_device(q=q, **keys, **named, **offsets), _scale("sm_scale", sm_scale, depth)
+
+
+def _without_keys(q: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Zeros, and log-sum-exps of no key."""
+    out, lse = _batch_fake(q, dtype)
+    return out.zero_(), lse.fill_(-torch.inf)
 
 
 def _rising(name: str, check: bool | None, ends: Tensor, total: int, of: str) -> None:
@@ -363,10 +377,8 @@ def batch_prefill_with_ragged_kv_cache(
     keys, of_keys, depth = checks.dtype("k", checks.rank("k", k, 3), FP8).shape
     checks.shape("k", k, (keys, of_keys, checks.rank("q", q, 3).shape[2]), "[N, G, D]")
     checks.operand("v", v, (keys, of_keys, depth), "[N, G, D]", FP8)
-    checks.out_dtype(o_dtype, torch.bfloat16, torch.float16, name="o_dtype")
-    scales, factor = (scale_q, scale_k, scale_v), _scale("sm_scale", sm_scale, depth)
-    offsets = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr}
-    device = _batch(q, {"k": k, "v": v}, scales, offsets, window_left)
+    scales, offsets = (scale_q, scale_k, scale_v), {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr}
+    device, factor = _batch(q, {"k": k, "v": v}, scales, offsets, o_dtype, sm_scale, window_left)
     checks.shape("kv_indptr", kv_indptr, tuple(qo_indptr.shape), "[B + 1]")
     if is_compiling():
         outputs: tuple[Tensor, Tensor] = torch.ops.fp8_kernels.batch_prefill_with_ragged_kv_cache(
@@ -378,8 +390,7 @@ def batch_prefill_with_ragged_kv_cache(
         _rising("qo_indptr", check, qo_indptr, q.shape[0], "q")
         _rising("kv_indptr", check, kv_indptr, keys, "k")
     if 0 in (q.shape[0], keys):
-        out, lse = _batch_fake(q, o_dtype)
-        return out.zero_(), lse.fill_(-torch.inf)
+        return _without_keys(q, o_dtype)
     return run.attention_ragged(
         Batched(q, k, v, scales, qo_indptr, kv_indptr, None, None, o_dtype, causal, factor, window_left)
     )
@@ -448,13 +459,12 @@ def batch_prefill_with_paged_kv_cache(
     caches, size, of_keys, depth = checks.dtype("k_cache", checks.rank("k_cache", k_cache, 4), FP8).shape
     checks.shape("k_cache", k_cache, (caches, size, of_keys, checks.rank("q", q, 3).shape[2]), "[C, P, G, D]")
     checks.operand("v_cache", v_cache, (caches, size, of_keys, depth), "[C, P, G, D]", FP8)
-    checks.out_dtype(o_dtype, torch.bfloat16, torch.float16, name="o_dtype")
-    scales, factor = (scale_q, scale_k, scale_v), _scale("sm_scale", sm_scale, depth)
-    ends, pages, last = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+    scales, ends, pages, last = (scale_q, scale_k, scale_v), paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     offsets = {
         "qo_indptr": qo_indptr, "paged_kv_indptr": ends, "paged_kv_indices": pages, "paged_kv_last_page_len": last,
     }  # fmt: skip  # one row
-    device = _batch(q, {"k_cache": k_cache, "v_cache": v_cache}, scales, offsets, window_left)
+    caches_of = {"k_cache": k_cache, "v_cache": v_cache}
+    device, factor = _batch(q, caches_of, scales, offsets, o_dtype, sm_scale, window_left)
     checks.shape("paged_kv_indptr", ends, tuple(qo_indptr.shape), "[B + 1]")
     checks.shape("paged_kv_last_page_len", last, (qo_indptr.shape[0] - 1,), "[B]")
     if is_compiling():
@@ -473,8 +483,7 @@ def batch_prefill_with_paged_kv_cache(
         said = f"paged_kv_last_page_len must lie within [1, {size}], and be 0 without pages"
         checks.values("paged_kv_last_page_len", check, right, lambda: f"{said}; it is {last.tolist()[:9]}")
     if 0 in (q.shape[0], pages.shape[0]):
-        out, lse = _batch_fake(q, o_dtype)
-        return out.zero_(), lse.fill_(-torch.inf)
+        return _without_keys(q, o_dtype)
     return run.attention_paged(
         Batched(q, k_cache, v_cache, scales, qo_indptr, ends, pages, last, o_dtype, causal, factor, window_left)
     )

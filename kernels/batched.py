@@ -107,7 +107,10 @@ def fp8_gemm_tn(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disab
 
 @verb(DENSE, adapter=paired(("a", 1), ("b", 0)), native=(BLOCKS,))
 def fp8_gemm_tt(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True) -> None:
-    """The dense product with ``a (a [K, M], a_scale [K/128, M])``; the rest as of :func:`fp8_gemm_nn`."""
+    """The dense product with ``a (a [K, M], a_scale [K/128, M])``; raises what :func:`fp8_gemm_nn` raises.
+
+    ``b``, ``out``, ``c`` and dtypes as of :func:`kernels.blockscaled.fp8_gemm_nt`.
+    """
     blockscaled.fp8_gemm_nt(_turned("a", a), b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 

@@ -281,7 +281,7 @@ def block_product(
 
 @on_its_device
 def block_product_by_trtllm(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, float_scales: bool
 ) -> None:
     """``gemm_fp8_nt_groupwise`` of TensorRT-LLM, which takes every output for bf16: the scales of the input lie column
     by column, those of the weight row by row.
@@ -332,7 +332,7 @@ def block_runs(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tens
 
 @on_its_device
 def grouped_contiguous(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, float_scales: bool
 ) -> None:
     """Tiles of :data:`~kernels.support.TILE_ROWS` rows, each of the expert of its first row, as :func:`block_runs`:
     tiles of one expert are brought together, and those of none behind all.
@@ -362,7 +362,7 @@ def grouped_masked(
     out: Tensor,
     masked_m: Tensor,
     expected_m: int,
-    disable_ue8m0_cast: bool,
+    float_scales: bool,
 ) -> None:
     """All rows of every expert as :func:`block_runs`, those past ``masked_m`` too, which may hold anything.
 

@@ -33,8 +33,8 @@ def bindings() -> tuple[Binding, ...]:
 
 
 def find(target: str, contract: str | None = None) -> Binding | None:
-    """The binding of a routine, ``"MODULE:CALLABLE"``, under this contract or, without a name, under its only one or
-    the one that has its name.
+    """The binding of a routine, ``"MODULE:CALLABLE"``, under this contract; without one, under the contract that has
+    the routine's name, or else under the only one it has a binding of.
 
     None: a contract is named, and the routine has no binding under it.
 
@@ -46,8 +46,7 @@ def find(target: str, contract: str | None = None) -> Binding | None:
     if not own:
         near = among(target, [one.target for one in bindings()], see="fp8-oracle list bindings")
         raise OptionError(f"no binding says how {target} is called; name a contract, or {near}")
-    named = [one for one in own if one.contract == re.split(r"[:.]", target)[-1]]
-    own = named or own
+    own = [one for one in own if one.contract == re.split(r"[:.]", target)[-1]] or own
     if len(own) > 1:
         raise OptionError(f"{target} has bindings of several contracts; name one: {', '.join(o.contract for o in own)}")
     return own[0]

@@ -44,7 +44,7 @@ from oracle.truth.gemm import Decoded, Exact, ScaledProduct
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 SLOWER = 4  # times as long as the prediction of a product takes its bound, and more
 DECIDING = 16  # elements that a verdict rests on, of those that are confirmed
-SHARE = 8  # of all elements the part whose bounds cost a GPU less, one by one, than those of all in tiles
+SHARE = 8  # a GPU computes bounds one by one where at most one element in so many is wanted, else all in tiles
 Deciding = Callable[[], Tensor]
 """Bool ``[M, N]``: the elements whose bounds decide a verdict; called where a sample of bounds is confirmed."""
 Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
@@ -309,8 +309,8 @@ def compiled_any_order(product: ScaledProduct, acc: Accumulator) -> Interval | N
 
 def residue_at(product: ScaledProduct, acc: Accumulator, wanted: Tensor) -> tuple[Tensor, Tensor] | None:
     """``lo`` and ``hi`` of :func:`residue_bound` where ``wanted``, bool ``[M, N]``: float64 ``[P]``, row by row. None
-    where an operand is not finite, or no compiled engine takes the product; on a GPU also where ``SHARE`` of them cost
-    more than all, or a sample has not the bits of the CPU.
+    where an operand is not finite, or no compiled engine takes the product; on a GPU also where more than one element
+    in :data:`SHARE` is wanted, or a sample has not the bits of the CPU.
 
     No interval may be open (:func:`oracle.bounds.product.may_overflow`): that is not looked at. No NaN is given.
     Source: :func:`oracle.bounds.product.residue_bound`, whose values these are.

@@ -21,13 +21,13 @@ output is judged for the changed call; one that is right for it, in every elemen
 A change is tried only where it changes values, in this order; :data:`TRIED` of them at most are judged, fewer of a
 large call. The first that is right is named. It must specify at least as many elements as the call itself, and leave no
 more of them open: an output is no evidence where nothing is said of it, nor where the right result of the call itself
-is right for the changed one too. A change is judged only where its result lies
-nearer to the output than the right result does, for more of the elements than it lies farther from, and where a few
-elements of a product do not refuse it. It may specify less where nearly all (:data:`MOST`) of what it leaves out fails,
-as 0, old memory or a NaN that no arithmetic gives, for a result that is neither: that was not computed. Of several of
-these that which leaves out least is named, and only where no change is right but one that leaves out data too. Where
-offsets or counts say which rows there are, no rows of data are left out. Nothing is tried where fewer than one of
-:data:`SHARE` elements fails, and no change that brings a NaN into the inputs explains outputs without one.
+is right for the changed one too. A change is judged only where its result lies nearer to the output than the right
+result does, for more of the elements than it lies farther from, and where a few elements of a product do not refuse it.
+It may specify less where nearly all (:data:`MOST`) of what it leaves out fails, as 0, old memory or a NaN that no
+arithmetic gives, for a result that is neither: that was not computed. Of several of these that which leaves out least
+is named, and only where no change is right but one that leaves out data too. Where offsets or counts say which rows
+there are, no rows of data are left out. Nothing is tried where fewer than one of :data:`SHARE` elements fails, and no
+change that brings a NaN into the inputs explains outputs without one.
 
 Not covered: two changes at once; other changes of codes and values, which the catalogue has.
 

@@ -380,9 +380,11 @@ DEVICE_BLOCK = 1 << 24
 
 
 def share(mask: Tensor) -> float:
-    """The part of the elements of ``mask`` (bool, any shape) that are True: 1.0 if and only if all are, NaN of none.
+    """The part of the elements of ``mask`` (bool, any shape) that are True: 1.0 if and only if all are; NaN of an empty
+    mask.
 
-    The mean is less on a GPU, where torch multiplies by a rounded reciprocal: that of 32,761 ones is 1 - 2**-53.
+    torch's mean may be less than 1 where all are True: on a GPU it multiplies by a rounded reciprocal, and the mean of
+    32,761 ones is 1 - 2**-53.
     """
     return int(torch.count_nonzero(mask)) / mask.numel() if mask.numel() else math.nan
 

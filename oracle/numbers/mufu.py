@@ -164,10 +164,11 @@ def tanh(x: Tensor) -> Tensor:
     of a zero stays; infinities give 1 of their sign."""
     magnitude = torch.nan_to_num(x, nan=1.0, posinf=8.0, neginf=8.0).abs()
     least, most = min(TANGENT_ROWS), max(TANGENT_ROWS)
-    e = exponent_of(magnitude.clamp(2.0**least, 2.0 ** (most + 1) - 2.0**-20))
+    inside = magnitude.clamp(2.0**least, 2.0 ** (most + 1) - 2.0**-20)
+    e = exponent_of(inside)
     firsts, bits, tops, c0, c1, c2 = (part.to(x.device) for part in _tangent())
     own = bits[e - least]
-    fraction = _fraction(magnitude.clamp(2.0**least, 2.0 ** (most + 1) - 2.0**-20), e)
+    fraction = _fraction(inside, e)
     row, rest = firsts[e - least] + (fraction >> (FRACTION - own)), (fraction >> (FRACTION - 17 - own)) & 0x1FFFF
     total = (c0[row] << 34) + (c1[row] * rest << 17) - c2[row] * _squares(17).to(x.device)[rest]
     cut = torch.where(total < 1 << (FRACTION + 34), total >> 33 << 33, total >> 34 << 34)

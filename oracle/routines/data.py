@@ -42,7 +42,7 @@ SIGMA = 128.0
 EXACT_BUDGET = 1 << 13
 
 AT_ONCE = 4096  # normals: their words stay in the cache, at half the time of all of them together
-SUMS = 12 * 65535
+SUMS = 12 * 65535  # the largest sum of twelve 16-bit numbers
 
 
 class Stream:
@@ -182,7 +182,7 @@ def _ties(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tenso
 
 def _randn(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
     """What a quantiser makes of normal data; the tails saturate."""
-    if rows * cols < SUMS >> 4 or fmt.bits > 8:
+    if rows * cols < SUMS >> 4 or fmt.bits > 8:  # smaller matrices take less time than the table, which is kept
         return _rounded(stream.normals((rows, cols)) * SIGMA, fmt)
     return from_codes(torch.from_numpy(_rounded_normals(fmt).take(stream.sums((rows, cols)))), fmt)
 

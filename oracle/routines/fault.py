@@ -61,7 +61,7 @@ def need(holds: Callable[[Call], object], otherwise: str | Callable[[Call], str]
 
 
 def given(name: str) -> WhyNot:
-    """An input that a call need not have."""
+    """The need for an optional input: the call has one of this ``name``."""
     return need(lambda call: name in call.inputs, f"no {name} is given")
 
 
@@ -96,6 +96,11 @@ def entry(name: str, function: Callable[..., Any]) -> Change:
     """A change of one tensor by name: an input (READ) or one of several outputs (WRITE)."""
     change = change_of(function)
     return lambda call, tensors: tensors | {name: change(call, tensors[name])}
+
+
+def entries(names: Iterable[str], function: Callable[[Tensor], Tensor]) -> Change:
+    """A change of several tensors, inputs (READ) or outputs (WRITE): those of these ``names`` that are there."""
+    return lambda call, tensors: tensors | {n: function(tensors[n]).contiguous() for n in names if n in tensors}
 
 
 def ones(x: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ from oracle.verdict.parts import (
     exact_and_interval,
     held_by,
     interval_of,
+    part_of,
     specified_of,
     within_reach,
     work,
@@ -189,7 +190,7 @@ def nearly_exact(bits: Bands, name: str) -> tuple[Comparison, str] | None:
     specified = specified_of(parts, output)
     if at is None:  # an exact element: its interval is asked like any other's
         row, column = (0, 0) if specified is None else torch.nonzero(specified)[0].tolist()
-        part = next(part for part in parts if part.rows is None or bool((part.rows == row).any()))
+        part = part_of(parts, row)
         at = part, part.row(row), column
     part, row, column = at
     one = _closely(part, _index(row, output.device), _index(column, output.device), output, name)

@@ -17,7 +17,7 @@ from oracle.bounds import Interval, admissible, ieee32_bound, of_schedule
 from oracle.bounds.engines import Deciding, any_order_bound, exact, exact_and_residue, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
-from oracle.bounds.screen import Screen
+from oracle.bounds.screen import Outside, Screen
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits, share
 from oracle.tensorcore.elements import MOST, Elements
 from oracle.tensorcore.identify import off_midpoint, subset
@@ -59,6 +59,11 @@ class Part:
     def of(self, output: Tensor) -> Tensor:
         """This part's rows ``[M, N]`` of ``output [R, N]``, of its dtype."""
         return output if self.rows is None else output.index_select(0, self.rows)
+
+
+def part_of(parts: Sequence[Part], row: int) -> Part:
+    """The part that fills a ``row`` of the output."""
+    return next(part for part in parts if part.rows is None or bool((part.rows == row).any()))
 
 
 def work(parts: Sequence[Part]) -> int:
@@ -273,15 +278,18 @@ def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: s
 
 def within_reach(product: ScaledProduct, output: Tensor, classes: Sequence[str]) -> Sequence[str]:
     """Those of the classes that may give one element, ``output [1, 1]`` (any float dtype), by how far it lies from the
-    value of its ``product`` (:mod:`oracle.bounds.screen`); of the others no interval need be computed. All but float32
-    where it is NaN or infinite."""
+    value of its ``product`` (:mod:`oracle.bounds.screen`); of the others no interval need be computed."""
     screen = Screen.of(product)
     outside = None if screen is None else screen.outside(output)
-    if screen is None or outside is None:
-        return classes
-    far, size = outside.excess, outside.size
-    others = [name for name in classes if name != IEEE32]  # the element is outside of that
-    return [name for name in others if not bool(far > screen.reach(size, of_schedule(of_class(name))))]
+    return classes if screen is None or outside is None else reaching(screen, outside, classes)
+
+
+def reaching(screen: Screen, outside: Outside, classes: Sequence[str]) -> list[str]:
+    """Those of the classes, float32 apart, whose results may lie as far from the value as the first element
+    ``outside``; all of these where it is NaN or infinite."""
+    far, size = torch.stack([outside.excess[0], outside.size[0]]).tolist()
+    others = [name for name in classes if name != IEEE32]
+    return [name for name in others if not far > screen.reach(size, of_schedule(of_class(name)))]
 
 
 def compared(known: Sequence[ExactPart], intervals: Sequence[Interval], output: Tensor) -> Comparison:

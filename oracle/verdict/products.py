@@ -58,6 +58,8 @@ from oracle.verdict.parts import (
     exact_and_interval,
     held_by,
     interval_of,
+    part_of,
+    reaching,
     samples,
     specified_of,
     within_reach,
@@ -177,10 +179,7 @@ class ProductSets(Sets):
     def _reached(self, part: Part, own: Tensor, screen: Screen, outside: Outside, names: Sequence[str]) -> bool:
         """Whether one of the classes, float32 apart, may hold the worst element ``outside``; ``own [M, N]`` has the
         output's dtype."""
-        far, size = torch.stack([outside.excess[0], outside.size[0]]).tolist()
-        others = [name for name in names if name != IEEE32]
-        others = [name for name in others if not far > screen.reach(size, of_schedule(of_class(name)))]
-        if not others:
+        if not (others := reaching(screen, outside, names)):
             return False
         product = subset(part.product, outside.rows[:1], outside.columns[:1]).on_cpu()
         value = own[outside.rows[0], outside.columns[0]].reshape(1, 1).cpu()
@@ -417,7 +416,7 @@ def _able(parts: Sequence[Part], output: Tensor, result: Comparison, classes: Se
     """Those of the classes that may give the element that lies farthest outside of its interval."""
     assert result.worst is not None
     row, column = result.worst.index
-    part = next(part for part in parts if part.rows is None or bool((part.rows == row).any()))
+    part = part_of(parts, row)
     at = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in (part.row(row), column))
     one = subset(part.product, *at)
     return within_reach(one.on_cpu() if output.is_cuda else one, output[row, column].reshape(1, 1).cpu(), classes)

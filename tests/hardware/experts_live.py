@@ -17,6 +17,7 @@ import tarfile
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -78,7 +79,7 @@ def main() -> int:
     for row, _ in gallery.run(gallery.Asked(None, device="cuda"), due, jobs=jobs, seconds=seconds * 0.7):
         rows.append(row)
         print(line(row), flush=True)
-    (out / "experts.json").write_text(json.dumps([row.to_json() for row in rows], indent=1))
+    (out / "experts.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(dict(Counter(row.verdict for row in rows)), f"{len(due) - len(rows)} of {len(due)} had no time", flush=True)
     print(captured(rows, "sm90", seconds - (time.monotonic() - begun), out), flush=True)
     return int(any(row.verdict in ("FAILED", "CRASHED") for row in rows))

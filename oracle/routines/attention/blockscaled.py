@@ -15,7 +15,7 @@ from torch import Tensor
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import DtypeError, ShapeError
 from oracle.numbers.formats import E2M1, E8M0, decode
-from oracle.routines.attention.contract import Place, positive_or_none, windows
+from oracle.routines.attention.contract import Place, group_of, positive_or_none, windows
 from oracle.routines.attention.wide import HALVES, WideAttention
 from oracle.routines.base import E4M3, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.mx.contract import unpack
@@ -56,14 +56,15 @@ class CuteDslFmhaBlockscaledPrefill(WideAttention):
     def refuse(self, inputs: Inputs, options: Options) -> None:
         super().refuse(inputs, options)
         bound = self.extents(inputs)
-        if bound["H"] % bound["G"] or (options["is_causal"] and bound["S"] > bound["N"]):
-            raise ShapeError(f"{self.name}: pass {bound['H']} heads as a multiple of {bound['G']}, and a key a query")
+        group_of(inputs, self.name)
+        if options["is_causal"] and bound["S"] > bound["N"]:
+            raise ShapeError(f"{self.name}: is_causal, {bound['S']} queries, {bound['N']} keys; pass a key for each")
         packed, scaled = inputs["q"].dtype is torch.uint8, inputs["q_sf"].dtype is not torch.uint8
         if packed != scaled or any(inputs[f"k{x}"].dtype != inputs[f"q{x}"].dtype for x in ("", "_sf")):
             raise DtypeError(f"{self.name}: pass E4M3 codes with bytes of E8M0, or bytes of E2M1 with scales of E4M3")
-        columns = 2 * bound["D"] if packed else bound["D"]
-        if columns != bound["X"] * (16 if packed else 32):
-            raise ShapeError(f"{self.name}: {columns} columns have {bound['X']} scales; pass one for 16 or 32")
+        columns, block = (2 * bound["D"], 16) if packed else (bound["D"], 32)
+        if columns != bound["X"] * block:
+            raise ShapeError(f"{self.name}: {columns} columns have {bound['X']} scales; pass one for every {block}")
         for name in ("sm_scale", "scale_q", "scale_k", "scale_v", "scale_o"):
             positive_or_none(self.name, options, name)
 
@@ -82,17 +83,17 @@ class CuteDslFmhaBlockscaledPrefill(WideAttention):
 
     @staticmethod
     def values(codes: Tensor, scales: Tensor) -> Tensor:
-        """``codes`` ``[B, S, H, D]`` times their ``scales`` ``[B, S, H, X]``, float64 ``[B, S, H, D]``; NaN codes and
-        NaN scales give NaN. Source: as of the class."""
+        """``codes`` ``[B, S, H, D]`` times their ``scales`` ``[B, S, H, X]``, float64 ``[B, S, H, D]``, of two codes a
+        byte ``[B, S, H, 2 D]``; NaN codes and NaN scales give NaN. Source: as of the module."""
         if codes.dtype is torch.uint8:
-            wide, each = decode(unpack(codes.flatten(0, -2)), E2M1).reshape(*codes.shape[:-1], -1), decode(scales)
-            return wide * each.repeat_interleave(16, dim=-1)
+            wide = decode(unpack(codes.flatten(0, -2)), E2M1).reshape(*codes.shape[:-1], -1)
+            return wide * decode(scales).repeat_interleave(16, dim=-1)
         return decode(codes) * decode(scales, E8M0).repeat_interleave(32, dim=-1)
 
     def places(self, inputs: Inputs, options: Options, numerics: str = IEEE32) -> Iterator[Place]:
         q, k = (self.values(inputs[name], inputs[f"{name}_sf"]) for name in "qk")
-        (batch, queries, heads, depth), (_, keys, of_keys, _) = q.shape, k.shape
-        group, given = heads // of_keys, {x: float(options[f"scale_{x}"] or 1.0) for x in "qkvo"}
+        (batch, queries, _, depth), (_, keys, of_keys, _) = q.shape, k.shape
+        group, given = group_of(inputs, self.name), {x: float(options[f"scale_{x}"] or 1.0) for x in "qkvo"}
         one = torch.ones((), dtype=torch.float32, device=q.device)
         scale = float(options["sm_scale"] or depth**-0.5) * given["q"] * given["k"]
         start, stop = windows(queries, keys, group, -1, 0 if options["is_causal"] else -1, q.device)

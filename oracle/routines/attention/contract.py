@@ -254,7 +254,7 @@ class AttentionContract(Contract):
                 return False
             for output in self.returns[1:]:
                 lse = outputs[output].to(torch.float64)
-                low, high = (decode(walked[f"{output}.{end}"]) for end in ("low", "high"))
+                low, high = map(decode, _ends(walked, output))
                 free = walked[f"{output}.open"].to(torch.bool) | hidden[output]
                 if bool(((lse >= low) & (lse <= high) | free).all()):
                     continue
@@ -343,10 +343,10 @@ class AttentionContract(Contract):
 
     def _codes(self, call: Call, chosen: Pipeline, predicted: bool) -> Sets:
         """The interval of the codes of a pipeline, of any arithmetic around them."""
-        basis = _of_codes(chosen.name, predicted)
+        basis = _basis_of_codes(chosen.name, predicted)
 
         def edges(problem: Attention, some: Tensor | None) -> dict[str, Tensor]:
-            return self._of_codes(problem, chosen, some, predicted=predicted)
+            return self._edges_of_codes(problem, chosen, some, predicted=predicted)
 
         def among(outputs: Found) -> tuple[Mapping[str, Admissible], str]:
             return self._beside(call, edges, chosen, outputs), basis
@@ -358,7 +358,7 @@ class AttentionContract(Contract):
             among=among if _has_bits(chosen) else None,
         )
 
-    def _of_codes(
+    def _edges_of_codes(
         self, problem: Attention, chosen: Pipeline, some: Tensor | None, *, predicted: bool
     ) -> dict[str, Tensor]:
         """The edges of both outputs by the codes of ``chosen``, float64, of the rows ``some`` or of all."""
@@ -407,8 +407,8 @@ class AttentionContract(Contract):
         }
 
     def _beside(self, call: Call, of: OfRows, chosen: Pipeline, outputs: Found) -> dict[str, Admissible]:
-        """:meth:`_admitted` for these outputs, of which rows that have the bits of ``chosen`` stand for themselves:
-        every interval of its codes holds them."""
+        """:meth:`_admitted` for these outputs, computed of the rows alone that differ from the bits of ``chosen``; the
+        others are admitted as these bits, which every interval of its codes holds."""
         bits, hidden, ids = self._bits(call, chosen), self._specified(call), self._ids(call)
         tokens, heads, _ = self.shape(call.inputs)
         needed = torch.zeros(tokens * heads, dtype=torch.bool, device="cpu")
@@ -421,31 +421,41 @@ class AttentionContract(Contract):
                 bad = ~((own >= ends[0]) & (own <= ends[1]))
             mask = hidden[name]
             needed[ids[word][(bad if mask is None else bad & mask.to(bad.device)).cpu()]] = True
-        return self._admitted(call, of, alike=(bits, needed))
+        exactly = lambda problem, some: self._exact(problem.rows(some).near())  # noqa: E731
+        edges, truth = (self._laid_out(call.inputs, self._needed(call, one, needed)) for one in (of, exactly))
+        between = self._between(call, edges, truth)
+
+        def with_bits(word: str, output: str) -> Admissible:
+            due = between[output]
+            assert due.open is not None
+            known = ~needed[ids[word]].to(due.low.device)
+            ends = (bits[output], bits[output]) if word == "out" else _ends(bits, output)
+            low, high = (torch.where(known, decode(x), y) for x, y in zip(ends, (due.low, due.high), strict=True))
+            middle = torch.maximum(torch.minimum(due.expected, high), low)
+            return replace(due, low=low, high=high, expected=middle, open=due.open & ~known)
+
+        return {output: with_bits(word, output) for word, output in self.names.items()}
 
     def _basis(self, call: Call, name: str) -> str:
         if name not in self.plain:
             if pipeline(name).integers:
                 return f"codes of P as in {name} from exact scores, exponentials and sums of any"
             if self.capped(call) or not pipeline(name).modelled:
-                return _of_codes(name, predicted=pipeline(name).modelled)
+                return _basis_of_codes(name, predicted=pipeline(name).modelled)
             return f"sums of {name} in any order"
         narrow = self.narrow(call.inputs)
         of_p = "P not rounded" if narrow is None else f"P rounded to {str(narrow).removeprefix('torch.')} or not"
         return f"float32 in any order, {of_p}" + ("" if name == IEEE32 else f", operands as in {name}")
 
-    def _admitted(
-        self, call: Call, of: OfRows, name: str = IEEE32, alike: tuple[dict[str, Tensor], Tensor] | None = None
-    ) -> dict[str, Admissible]:
-        """What lies between the edges ``of`` every attention; ``name``: the numerics of the operands. ``alike``: bits
-        of all rows, and of which rows more is needed, bool ``[T H]``; the others have these bits."""
+    def _admitted(self, call: Call, of: OfRows, name: str = IEEE32) -> dict[str, Admissible]:
+        """What lies between the edges ``of`` every attention; ``name``: the numerics of the operands."""
+        edges = self._assembled(call.inputs, call.resolved, lambda problem: of(problem, None), name)
+        return self._between(call, edges, call.truth)
+
+    def _between(self, call: Call, edges: dict[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Admissible]:
+        """The intervals between ``edges``, rounded to the dtypes of the outputs, around the exact values ``right``;
+        float64 both, in the shapes of the outputs."""
         masks, kinds = self._specified(call), self.kinds(call)
-        if alike is None:
-            edges = self._assembled(call.inputs, call.resolved, lambda problem: of(problem, None), name)
-            right = call.truth
-        else:
-            exactly = lambda problem, some: self._exact(problem.rows(some).near())  # noqa: E731
-            edges, right = (self._laid_out(call.inputs, self._needed(call, one, alike[1])) for one in (of, exactly))
 
         def admitted(word: str, output: str) -> Admissible:
             low, high = (decode(rounded_to(x, kinds[output])) for x in _ends(edges, output))
@@ -453,12 +463,6 @@ class AttentionContract(Contract):
             truth = decode(rounded_to(right[output], kinds[output]))
             if word != "out":  # that of the exact scores is right beside any pipeline's
                 low, high = torch.fmin(low, truth), torch.fmax(high, truth)
-            if alike is not None:
-                bits, needed = alike
-                known = ~needed[self._ids(call)[word]].to(low.device)
-                ends = (bits[output], bits[output]) if word == "out" else _ends(bits, output)
-                low, high = (torch.where(known, decode(x), y) for x, y in zip(ends, (low, high), strict=True))
-                opened = opened & ~known
             middle = torch.maximum(torch.minimum(truth, high), low)
             return Admissible(low, high, torch.where(opened, torch.nan, middle), masks[output], opened)
 
@@ -579,7 +583,7 @@ class AttentionContract(Contract):
                 parts = [replace(parts[0], lse_low=without.lse_low, lse_high=without.lse_high)]
         elif not _has_bits(pipeline(name)) or problem.cap is not None:
             chosen = pipeline(name)  # a soft cap leaves the scores of the instruction known
-            return self._of_codes(problem, chosen if splits == 1 else ANY, some, predicted=chosen.modelled)
+            return self._edges_of_codes(problem, chosen if splits == 1 else ANY, some, predicted=chosen.modelled)
         elif splits == 1:
             parts = [pipeline_bound(walk, pipeline(name)) for walk in walks(problem, pipeline(name), some)]
         else:
@@ -710,7 +714,7 @@ class Rows:
 class Undeclared(Sets):
     """What is admitted where nothing is declared: ``plain``, which is called ``basis``, and what ``by_codes`` says of
     an output of which it or another alternative refused an element: the verdict of a pipeline that holds it, or None.
-    """
+    ``asked`` keeps the verdicts that :meth:`may_hold_worst` has come to, for :meth:`judge` of the same output."""
 
     plain: Sets
     basis: str
@@ -785,7 +789,7 @@ def _spread(problem: Attention) -> float:
     return float((top - low)[problem.seen()].amax())
 
 
-def _of_codes(name: str, predicted: bool) -> str:
+def _basis_of_codes(name: str, predicted: bool) -> str:
     scores = "scores of the instruction" if predicted else "scores of any accumulator"
     return f"codes of P as in {name} from {scores}, exponentials and sums of any"
 
@@ -838,7 +842,7 @@ def positive_or_none(name: str, options: Options, option: str) -> None:
     """Raises OptionError: the option is neither None nor a positive finite number."""
     scale = options[option]
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
-        raise OptionError(f"{name}: {option}={scale!r}; pass a positive finite number, or None for D^-0.5")
+        raise OptionError(f"{name}: {option}={scale!r}; pass a positive finite number, or None")
 
 
 def cap_of(name: str, options: Options, option: str) -> float | None:

@@ -165,18 +165,19 @@ class MsaSparseAttention(Chosen):
             positive_or_none(self.name, options, name)
         check_spans(self.name, "cu_seqlens_q", inputs["cu_seqlens_q"], bound["T"])
         used, table, blocks = inputs["seqused_k"], inputs["page_table"], inputs["q2k_indices"]
-        if bound["E"] != bound["B"] + 1 or not bool(((used >= 0) & (used <= bound["P"] * bound["L"])).all()):
-            raise InputError(
-                f"{self.name}: seqused_k is {used.tolist()}; a sequence has {bound['P'] * bound['L']} keys"
-            )
+        if bound["E"] != bound["B"] + 1:
+            raise InputError(f"{self.name}: cu_seqlens_q has {bound['E']} entries; pass one more than sequences")
+        most = bound["P"] * bound["L"]
+        if not bool(((used >= 0) & (used <= most)).all()):
+            raise InputError(f"{self.name}: seqused_k is {used.tolist()}; pages of a sequence hold 0 to {most} keys")
         read = table[torch.arange(bound["L"], device=table.device) * bound["P"] < used[:, None]]
         check_pages(self.name, "page_table", read, bound["C"])
-        behind = blocks.to(torch.int64).masked_fill(blocks < 0, 1 << 40)
+        left, right = blocks[..., :-1], blocks[..., 1:]
+        ascending = (right < 0) | (left >= 0) & (right > left)
         last = ((used - 1) // bound["P"]).repeat_interleave(inputs["cu_seqlens_q"].diff().to(torch.int64))
-        wrong = (blocks >= 0) & (blocks > last[None, :, None])
-        if bool((behind.diff(dim=2) <= 0)[behind[..., 1:] < 1 << 40].any()) or bool(wrong.any()):
+        behind = (blocks >= 0) & (blocks > last[None, :, None])
+        if not bool(ascending.all()) or bool(behind.any()):
             raise OptionError(f"{self.name}: q2k_indices do not ascend, or name blocks behind the last key")
-
         if inputs["q2k_indices"].numel() and any(not stop for *_, stop in self.seen(inputs, options)):
             raise OptionError(f"{self.name}: a query sees no key; name a block before its place")
 
@@ -195,12 +196,10 @@ class MsaSparseAttention(Chosen):
 
     def places(self, inputs: Inputs, options: Options, numerics: str = IEEE32) -> Iterator[Place]:
         q, size, group = inputs["q"], inputs["k"].shape[2], inputs["q"].shape[1] // inputs["k"].shape[1]
-        one, none = (torch.full((), x, dtype=torch.float32, device=q.device) for x in (1.0, 0.0))
-        factor, scale = (
-            one * float(options["v_global_scale"] or 1.0),
-            float(options["softmax_scale"] or q.shape[2] ** -0.5),
-        )
-        start = none.to(torch.int64).expand(group)
+        one = torch.ones((), dtype=torch.float32, device=q.device)
+        factor = one * float(options["v_global_scale"] or 1.0)
+        scale = float(options["softmax_scale"] or q.shape[2] ** -0.5)
+        start = torch.zeros(group, dtype=torch.int64, device=q.device)
         for b, token, g, keys, stop in self.seen(inputs, options):
             page, own = inputs["page_table"][b].to(torch.int64)[keys // size], slice(g * group, (g + 1) * group)
             k, v = (decode(inputs[name][page, g, keys % size]) for name in "kv")

@@ -39,7 +39,8 @@ def _pool(case: Case, codes: Tensor, name: str, size: int) -> Tensor:
 
 
 def _slots(case: Case, name: str, n: int, count: int) -> Tensor:
-    """A tenth is absent; of option ``absent`` none, or all of the last token."""
+    """Slots of each token, int32 ``[t, count]``, below ``n``, a tenth of them -1; with ``absent=none`` none, with
+    ``absent=all`` also all of the last token."""
     t, absent = case["t"], case.option("absent")
     slots = torch.from_numpy(case.stream(name).integers(0, n, (t, count))).to(torch.int32)
     if absent != "none":
@@ -53,11 +54,12 @@ def _dsv4(case: Case) -> dict[str, Tensor]:
     t, h, c, n = (case[name] for name in "thcn")
     drawn = _drawn(case, (t, h, WIDTH), (n, 1, WIDTH), (n, 1, 16))
     q, k, _ = _coded(case, *drawn)
-    size, half = int(case.option("page") or 64), n // 2
+    size, half = int(case.option("page") or 64), max(n // 2, 1)
     inputs = {"query": q}
     if case.option("pools") == "2":
-        inputs |= {"swa_kv_cache": _pool(case, k[: n - half, 0], "window", size)}
-        inputs |= {"sparse_indices": _slots(case, "window", n - half, c)}
+        window = max(n - half, 1)  # of one token both pools have it
+        inputs |= {"swa_kv_cache": _pool(case, k[:window, 0], "window", size)}
+        inputs |= {"sparse_indices": _slots(case, "window", window, c)}
         inputs |= {"compressed_kv_cache": _pool(case, k[n - half :, 0], "rest", size)}
         inputs |= {"extra_sparse_indices": _slots(case, "rest", half, c // 2 + 1)}
     else:

@@ -62,8 +62,8 @@ class Steps:
 @dataclass(frozen=True)
 class Quantised:
     """Codes between ``low`` and ``high`` (``expected`` by the first formula), scales, zero points; float64. ``open``:
-    elements of which nothing is claimed. ``other``: the scales of the other formula in use; ``unscaled``: of which
-    scales nothing is claimed, where these are no rows of the codes."""
+    elements of which nothing is claimed. ``other``: the scales by a second formula that kernels use. ``unscaled``:
+    scales of which nothing is claimed, in their shape; None: those of the groups whose elements are all open."""
 
     low: Tensor
     high: Tensor

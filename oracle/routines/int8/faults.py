@@ -18,7 +18,7 @@ from oracle.numbers.formats import decode
 from oracle.routines.attention.sage import slots
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, VALUE, Faults, WhyNot, both, entry, need, ones, way
-from oracle.routines.ideas import fields, first_for_all, nibbles_swapped, option, rolled
+from oracle.routines.ideas import fields, first_for_all, inverted, nibbles_swapped, option, rolled
 from oracle.routines.int8 import blocks, sage
 from oracle.routines.int8.contract import CutlassScaledMmAzp, FlooredQuantiser, Int8Quantiser, Quantised, Steps
 from oracle.routines.traits import of_class, returns, takes
@@ -233,6 +233,12 @@ def _rows(call: Call) -> int:
     return call.contract.rows(call.resolved)[0]
 
 
+def _without_tail(call: Call, q: Tensor) -> Tensor:
+    """Codes of the rows behind the last whole block are 0."""
+    whole = q.shape[1] // _rows(call) * _rows(call)
+    return torch.cat([q[:, :whole], 0 * q[:, whole:]], dim=1)
+
+
 several_scales = need(lambda call: call.inputs["x"].shape[1] > _rows(call), "one block of rows")
 tail = need(lambda call: call.inputs["x"].shape[1] % _rows(call) > 0, "the last block is whole")
 fault(
@@ -243,7 +249,7 @@ fault(
         way("scale of the previous head", rolled(1, 1), seen="vllm 42580 (review)", needs=_unlike(2)),
         way("scale of the first head for all", first_for_all(1), seen="vllm 42580 (review)", needs=_unlike(2)),
     ),
-    write=lambda change: entry("scale", lambda scale: change(scale).contiguous()),
+    write=lambda change: entry("scale", change),
     same_if="the scales are equal",
 )
 fault(
@@ -251,10 +257,7 @@ fault(
     INDEX,
     seen="NVIDIA/cutlass 3497",
     needs=tail,
-    write=entry(
-        "q",
-        lambda call, q: torch.cat([q[:, : -(q.shape[1] % _rows(call))], 0 * q[:, -(q.shape[1] % _rows(call)) :]], 1),
-    ),
+    write=entry("q", _without_tail),
     same_if="they are 0",
 )
 fault(
@@ -281,7 +284,6 @@ fault(
 CHANNELS = Faults(of_class(sage.PerChannelFp8))
 fault = CHANNELS.declare
 padded = need(lambda call: call.inputs["v"].shape[1] % sage.PADDED > 0, "there is no padding")
-several_keys = need(lambda call: call.inputs["v"].shape[1] > 1, "one key")
 
 
 def _ordered(order: tuple[int, ...]) -> Callable[[Call, Tensor], Tensor]:
@@ -302,8 +304,15 @@ def _of_first_keys(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _nan_where_zero(call: Call, q: Tensor) -> Tensor:
+    """Codes of a channel of zeros are NaN."""
     none = (decode(call.inputs["v"]) == 0).all(dim=1).transpose(1, 2)[..., None]
     return torch.where(none, torch.full_like(q.view(torch.uint8), 0x7F), q.view(torch.uint8)).view(q.dtype)
+
+
+def _first_for_zeros(q: Tensor) -> Tensor:
+    """Codes of 0, and so all behind the last key, are the first of their channel."""
+    codes = q.view(torch.uint8)
+    return torch.where(codes == 0, codes[..., :1], codes).view(q.dtype)
 
 
 fault(
@@ -325,9 +334,7 @@ fault(
         ),
         way(
             "codes behind the last key",
-            lambda call, q: torch.where(
-                q.view(torch.uint8) == 0, q.view(torch.uint8)[..., :1], q.view(torch.uint8)
-            ).view(q.dtype),
+            _first_for_zeros,
             seen="xlite-dev/ffpa-attn 330",
             needs=padded,
         ),
@@ -341,9 +348,9 @@ fault(
     over=(
         way("scale of the previous channel", rolled(1, 2), seen="NVIDIA/cutlass 2087"),
         way("scale of the previous head", rolled(1, 1), seen="vllm 42580 (review)", needs=_unlike(2, "v")),
-        way("scale published as its inverse", lambda scale: 1 / scale, seen="vllm PR 36297", family=VALUE),
+        way("scale published as its inverse", inverted, seen="vllm PR 36297", family=VALUE),
     ),
-    write=lambda change: entry("v_scale", lambda scale: change(scale)),
+    write=lambda change: entry("v_scale", change),
     same_if="the scales are equal",
 )
 fault(

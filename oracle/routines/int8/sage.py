@@ -4,7 +4,7 @@ channel.
     y     x, or fl(x - mean) for keys that are smoothed, or fl(x sm_scale)
     s     max(|y| of a block of rows of one head, 1e-7) / 127
     q     sat(rne(fl(y fl(127 / amax))))
-    v     sat(rne(fl(v fl(scale_max / amax)))) as E4M3, amax of one element of a value over all keys of a head
+    v     sat(rne(fl(v fl(scale_max / amax)))) as E4M3, amax of one column of a KV head over all keys
 
 The library is compiled with ``--use_fast_math``: both divisions may be approximate, and one by a constant a product
 with its rounded reciprocal (:mod:`oracle.numbers.fast_math`). Scales and codes of either are right.
@@ -38,7 +38,7 @@ from oracle.verdict.sets import Elements, Sets, rounded_to
 HALVES = (torch.float16, torch.bfloat16)
 FLOOR = 1e-7
 PADDED = 64
-"""Keys of which a multiple is stored."""
+"""Codes of values are stored for a multiple of so many keys."""
 LEAST, MOST = 2.0**-100, 2.0**120
 """Outside of them a scale or its inverse may be flushed or infinite."""
 
@@ -54,7 +54,7 @@ class BlockQuantiser(Int8Quantiser):
         return Steps(floor=FLOOR)
 
     def rows(self, options: Options) -> tuple[int, int]:
-        """Rows that share a scale, and of which a multiple has scales."""
+        """How many rows share a scale, and to a multiple of how many the rows are padded for them."""
         size = int(str(options["block_size"]))
         return size, size
 
@@ -142,8 +142,8 @@ class QuantPerBlockInt8FuseSubMean(BlockQuantiser):
 
 @register
 class QuantPerWarpInt8(BlockQuantiser):
-    """One scale for every ``warp_block_size`` rows of a head; there are scales for a multiple of ``block_size`` rows,
-    those without a row are of amax 1e-7."""
+    """One scale for every ``warp_block_size`` rows of a head; rows are counted up to a multiple of ``block_size``, and
+    a scale without a row is 1e-7 / 127."""
 
     name = "quant_per_warp_int8_cuda"
     summary = "SageAttention's INT8 codes of queries, one scale for the rows of a warp"
@@ -161,10 +161,10 @@ class QuantPerWarpInt8(BlockQuantiser):
 
 @register
 class PerChannelFp8(Contract):
-    """``v`` is ``[B, S, G, D]``; ``v_fp8`` ``[B, D, G, P]`` has a multiple of 64 keys, and of every 16 the order 0, 1,
-    8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15; those behind the last key are 0. ``v_scale`` is ``amax / scale_max``
-    of an element of a value over all keys. A channel of zeros has the codes 0 and any scale. Nothing is claimed of a
-    channel with NaN or infinity, nor of one whose amax lies outside 2^-100 to 2^120."""
+    """A channel is one of the D columns of a KV head; its scale is ``amax / scale_max`` over all keys. Codes lie as
+    ``[B, D, G, P]``, P the next multiple of 64 from S on: of every 16 keys in the order 0, 1, 8, 9, 2, 3, 10, 11, 4, 5,
+    12, 13, 6, 7, 14, 15, and 0 behind the last key. A channel of zeros has the codes 0 and any scale. Nothing is
+    claimed of a channel with NaN or infinity, nor of one whose amax lies outside 2^-100 to 2^120."""
 
     name = "per_channel_fp8"
     section = "Quantisation"

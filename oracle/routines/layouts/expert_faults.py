@@ -13,11 +13,11 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.routines.base import Call
 from oracle.routines.fault import CAST, INDEX, VALUE, Faults, entry, need, way
-from oracle.routines.ideas import OfTensor, first_for_all, option, rolled
+from oracle.routines.ideas import OfTensor, first_for_all, itself, option, rolled
 from oracle.routines.layouts import expert_rows, experts
 from oracle.routines.traits import of_class, returns, takes
 from oracle.truth.layout import align, ceil_div
-from oracle.verdict.sets import bits_of, rounded_to
+from oracle.verdict.sets import bits_of
 
 Outputs = dict[str, Tensor]
 MINE = "no public thread: "
@@ -323,13 +323,6 @@ fault(
 )  # fmt: skip  # a table, one row a line
 
 
-def _unsorted(call: Call, outputs: Outputs) -> Outputs:
-    """Weights in the order of the pairs."""
-    ids = call.inputs["topk_ids"].flatten()
-    weights = rounded_to(decode(call.inputs["topk_weights"].flatten()), torch.bfloat16)
-    return outputs | {"gate_scal": weights.masked_fill(ids == -1, -1.0)}
-
-
 def _descending(call: Call, outputs: Outputs) -> Outputs:
     """Pairs of one expert from the last to the first."""
     ids = call.inputs["topk_ids"].flatten().long()
@@ -351,7 +344,9 @@ fault(
     INDEX,
     on=of_class(expert_rows.MakeRoutingData),
     over=(
-        way("weights of the pairs in their own order", _unsorted, seen=MINE + "the permutation forgotten"),
+        way("weights of the pairs in their own order",
+            entry("gate_scal", lambda call, _: expert_rows.MakeRoutingData.weights(call.inputs)),
+            seen=MINE + "the permutation forgotten"),
         way("pairs of one expert in descending order", _descending, seen=MINE + "a sort that is not stable"),
         way("pairs numbered without those of no expert", _of_kept,
             seen="triton_kernels 3.6 make_bitmatrix_metadata_torch: argsort of the filtered ids"),
@@ -361,6 +356,6 @@ fault(
             call.inputs["topk_ids"].flatten().long().clamp(min=0), minlength=len(out["expt_hist"])).to(torch.int32)},
             seen="vllm gpt_oss_triton_kernels_moe.py: valid = indices >= 0"),
     ),
-    write=lambda change: change,
+    write=itself,
     same_if=EQUAL,
 )  # fmt: skip  # a table, one row a line

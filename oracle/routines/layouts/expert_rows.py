@@ -418,6 +418,12 @@ class MakeRoutingData(ExpertIntegers):
         if bool(((ids[:, 1:] == ids[:, :-1]) & (ids[:, 1:] >= 0)).any()):
             raise InputError("topk_ids names an expert twice for one token; a bit for each is kept")
 
+    @staticmethod
+    def weights(inputs: Inputs) -> Tensor:
+        """The weights of the pairs in their own order, bfloat16 ``[T k]``; -1 of one without an expert."""
+        weights = rounded_to(decode(inputs["topk_weights"].flatten()), torch.bfloat16)
+        return weights.masked_fill(inputs["topk_ids"].flatten() == -1, -1.0)
+
     def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         ids = inputs["topk_ids"].flatten().long()
         pairs = torch.nonzero(ids >= 0).flatten()
@@ -425,10 +431,9 @@ class MakeRoutingData(ExpertIntegers):
         gathered[: len(pairs)] = pairs[torch.argsort(ids[pairs], stable=True)]
         scattered = torch.full_like(ids, -1)
         scattered[gathered[: len(pairs)]] = torch.arange(len(pairs), device=ids.device)
-        weights = rounded_to(decode(inputs["topk_weights"].flatten()), torch.bfloat16).masked_fill(ids == -1, -1.0)
         words = 32 * ceil_div(positive(options, "num_local_experts"), 32)
         return {
-            "gate_scal": weights[gathered],
+            "gate_scal": self.weights(inputs)[gathered],
             "expt_hist": torch.bincount(ids[pairs], minlength=words).to(torch.int32),
             "gather_indx": gathered.to(torch.int32),
             "scatter_indx": scattered.to(torch.int32),

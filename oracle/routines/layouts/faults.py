@@ -29,7 +29,7 @@ from oracle.routines.fault import (
     ones,
     way,
 )
-from oracle.routines.ideas import tiles_too_close
+from oracle.routines.ideas import first_for_all, itself, nibbles_swapped, tiles_too_close
 from oracle.routines.layouts import contract as layouts
 from oracle.routines.layouts import groups, mega, mixed, shards
 from oracle.routines.layouts.contract import OWNS_PADDING, PACKS, TILED
@@ -390,10 +390,29 @@ def _as_kind(call: Call, out: Tensor) -> Tensor:
     return mixed.interleaved(call.inputs["weight"], kind)
 
 
-def _away(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Codes as they are under exponents that were raised."""
-    packed = call.inputs["weight"]
+def _laid(call: Call, outputs: dict[str, Tensor], packed: Tensor) -> dict[str, Tensor]:
+    """Outputs with these codes, which are interleaved where the call asks for it."""
     return outputs | {"out": mixed.interleaved(packed, "fp4_fp8") if call.resolved["interleave"] else packed}
+
+
+def _prepared(call: Call, inputs: Inputs, **changed: object) -> dict[str, Tensor]:
+    """What the routine makes of other inputs or options."""
+    return cast(layouts.LayoutContract, call.contract).made(inputs, call.resolved | changed)
+
+
+def _of_all(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Exponents within one range for all experts, as for the rows of one."""
+    made = _prepared(call, {name: x.reshape(1, -1, x.shape[-1]) for name, x in call.inputs.items()})
+    return {name: made[name].reshape(outputs[name].shape) for name in ("out", "out_scale")} | {
+        "residual": made["residual"].expand(len(outputs["residual"])).contiguous()
+    }
+
+
+def _signed(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """-0 where the code was -0 and its exponent stays."""
+    weight, kept = call.inputs["weight"], _prepared(call, call.inputs, interleave=False)["out"]
+    low, high = weight & 15 == 8, weight >> 4 == 8
+    return _laid(call, outputs, kept | low * 8 | high * 128)
 
 
 fault(
@@ -406,7 +425,7 @@ fault(
         way("codes of 4 bits not interleaved", lambda call, out: call.inputs["weight"]),
         way("codes of 4 bits interleaved as those of another type", _as_kind),
         way("codes of 4 bits interleaved, of a byte exchanged",
-            lambda call, out: mixed.interleaved(call.inputs["weight"] << 4 | call.inputs["weight"] >> 4,
+            lambda call, out: mixed.interleaved(nibbles_swapped(call.inputs["weight"]),
                 str(call.resolved["quant_type"]))),
         way("codes of 4 bits interleaved with the row below, not eight below",
             lambda call, out: mixed.interleaved(call.inputs["weight"].roll(1, 1), str(call.resolved["quant_type"]))),
@@ -419,45 +438,22 @@ fault(
     on=HUMMING,
     same_if=ALIKE,
     over=(
-        way("codes not divided where an exponent was raised", _away, seen="Humming process_mxfp4.cuh"),
+        way("codes not divided where an exponent was raised",
+            lambda call, out: _laid(call, out, call.inputs["weight"]), seen="Humming process_mxfp4.cuh"),
         way("a range of one less",
             lambda call, out: _prepared(call, call.inputs, max_range=max(0, call.resolved["max_range"] - 1)),
             seen="FlashInfer prepare.py: max_range"),
-        way("counted from 0", lambda call, out: out | {"out_scale": out["out_scale"] - 1},
+        way("counted from 0", entry("out_scale", lambda scale: scale - 1),
             seen="FlashInfer prepare.py: + 1 & 0x0F"),
-        way("residual of twice the size", lambda call, out: out | {"residual": out["residual"] * 2},
+        way("residual of twice the size", entry("residual", lambda residual: residual * 2),
             seen="FlashInfer prepare.py: * 0.5"),
-        way("residual of the first expert for all",
-            lambda call, out: out | {"residual": out["residual"][:1].expand(len(out["residual"])).contiguous()},
+        way("residual of the first expert for all", entry("residual", first_for_all()),
             seen=MINE + "experts are apart"),
-        way("one range for all experts", lambda call, out: _of_all(call, out), seen=MINE + "experts are apart"),
-        way("signs of codes of zero kept", lambda call, out: _signed(call, out),
-            seen="FlashInfer prepare.py: code == 8"),
+        way("one range for all experts", _of_all, seen=MINE + "experts are apart"),
+        way("signs of codes of zero kept", _signed, seen="FlashInfer prepare.py: code == 8"),
     ),
-    write=lambda change: change,
+    write=itself,
 )  # fmt: skip  # a table, one row a line
-
-
-def _prepared(call: Call, inputs: Inputs, **changed: object) -> dict[str, Tensor]:
-    """What the routine makes of other inputs or options."""
-    return cast(layouts.LayoutContract, call.contract).made(inputs, call.resolved | changed)
-
-
-def _of_all(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    inputs = {name: x.reshape(1, -1, x.shape[-1]) for name, x in call.inputs.items()}
-    made = _prepared(call, inputs)
-    residual = made["residual"].expand(len(outputs["residual"])).contiguous()
-    return {"out": made["out"].reshape(outputs["out"].shape), "residual": residual} | {
-        "out_scale": made["out_scale"].reshape(outputs["out_scale"].shape)
-    }
-
-
-def _signed(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """-0 where the code was -0 and its exponent stays."""
-    weight, kept = call.inputs["weight"], _prepared(call, call.inputs, interleave=False)["out"]
-    low, high = weight & 15 == 8, weight >> 4 == 8
-    packed = kept | low * 8 | high * 128
-    return outputs | {"out": mixed.interleaved(packed, "fp4_fp8") if call.resolved["interleave"] else packed}
 
 
 def _stored(call: Call, out: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, OptionError, ShapeError
+from oracle.numbers.formats import E2M1, decode
+from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines.base import Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.layouts.contract import ONE_BYTE, LayoutContract
 from oracle.routines.layouts.mega import MegaWeights, in_turn
@@ -119,11 +121,11 @@ class FromMmaLayout(LayoutContract):
 
 
 def _bits(pieces: str) -> tuple[int, ...]:
-    """Where each bit of a word goes, of ``FROM:TO`` for runs of three bits or one."""
+    """Where each bit of a word goes: ``FROM:TO`` for one bit, ``FROM:TO*`` for three from there on."""
     places: dict[int, int] = {}
     for piece in pieces.split():
-        (first, to), width = (int(x) for x in piece.rstrip("*").split(":")), 3 if piece.endswith("*") else 1
-        places |= {first + i: to + i for i in range(width)}
+        first, to = (int(x) for x in piece.rstrip("*").split(":"))
+        places |= {first + i: to + i for i in range(3 if piece.endswith("*") else 1)}
     return tuple(places[bit] for bit in range(32))
 
 
@@ -180,10 +182,6 @@ def interleaved(weight: Tensor, kind: str) -> Tensor:
     return torch.stack([moved >> 8 * i & 0xFF for i in range(4)], dim=-1).to(torch.uint8).reshape(weight.shape)
 
 
-HALF_STEPS = (0, 1, 2, 3, 4, 6, 8, 12)
-"""Twice the magnitudes of E2M1."""
-
-
 @register
 class HummingWeights(LayoutContract):
     """Of an expert with exponents up to ``m``, those below ``m - max_range`` are raised to it, and codes of E2M1 are
@@ -231,15 +229,12 @@ class HummingWeights(LayoutContract):
         largest, least = raw.flatten(1).amax(1), raw.flatten(1).amin(1)
         first = torch.maximum(least, largest - int(str(options["max_range"])))
         kept = torch.maximum(raw, first[:, None, None])
-        steps = torch.tensor(HALF_STEPS, dtype=torch.float64, device="cpu")
-        weight = inputs["weight"].to(torch.int64)
+        weight = inputs["weight"]
         codes = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
         shift = (kept - raw).repeat_interleave(32, dim=-1)
-        value = steps[codes & 7] * torch.exp2(-shift.to(torch.float64))
-        below = torch.searchsorted(steps, value, right=True) - 1
-        above = (below + 1).clamp(max=7)
-        magnitude = torch.where(value - steps[below] >= steps[above] - value, above, below)
-        code = torch.where(codes == 8, 0, (codes & 8) | magnitude)
+        divided = decode(codes, E2M1) * torch.exp2(-shift.to(torch.float64))
+        code = encode(divided, E2M1, rounding=Rounding.NEAREST_AWAY, overflow=Overflow.SATURATE)
+        code = code.masked_fill(codes == 8, 0)
         packed = (code[..., 0::2] | code[..., 1::2] << 4).to(torch.uint8)
         offset = (kept - first[:, None, None] + 1).to(torch.uint8)
         if options["interleave"]:

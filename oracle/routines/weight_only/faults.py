@@ -16,8 +16,21 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, way
-from oracle.routines.ideas import fields, pairs_swapped, rolled
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Faults,
+    WhyNot,
+    both,
+    entries,
+    entry,
+    need,
+    way,
+)
+from oracle.routines.ideas import fields, itself, pairs_swapped, rolled
 from oracle.routines.traits import of_class, takes
 from oracle.routines.weight_only.contract import Plan, Step, WeightOnly
 from oracle.routines.weight_only.experts import Experts, MoeWna16MarlinGemm
@@ -446,29 +459,23 @@ fault(
 )  # fmt: skip  # a table, one row a line
 
 
-def _rows(
-    names: tuple[str, ...], change: Callable[[Tensor], Tensor]
-) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    return lambda inputs: inputs | {name: change(inputs[name]).contiguous() for name in names if name in inputs}
-
-
 fault(
     "low-rank part: {}",
     VALUE,
     on=of_class(MmNvFp4Svdquant),
     over=(
-        way("left out", _rows(("d",), torch.zeros_like), seen=MINE + "the residual product alone"),
-        way("of the next row", _rows(("d",), rolled(-1)), seen=MINE + "a row too far", family=INDEX),
-        way("of the next column", _rows(("l1",), rolled(-1)), seen=MINE + "a row too far", family=INDEX),
-        way("whose last 32 columns are left out", _rows(("d",), lambda d: torch.cat([d[:, :-32], 0 * d[:, -32:]], 1)),
+        way("left out", entries(("d",), torch.zeros_like), seen=MINE + "the residual product alone"),
+        way("of the next row", entries(("d",), rolled(-1)), seen=MINE + "a row too far", family=INDEX),
+        way("of the next column", entries(("l1",), rolled(-1)), seen=MINE + "a row too far", family=INDEX),
+        way("whose last 32 columns are left out", entries(("d",), lambda d: torch.cat([d[:, :-32], 0 * d[:, -32:]], 1)),
             seen="FlashInfer gemm_svdquant.py: ranks beyond the granularity"),
-        way("not divided by alpha", lambda inputs: _rows(("l1",), lambda x: x * float(inputs["alpha"]))(inputs),
+        way("not divided by alpha", entry("l1", lambda call, x: x * float(call.inputs["alpha"])),
             seen="FlashInfer gemm_svdquant.py: 1/alpha must be folded into l1"),
-        way("scales of the next 16 columns", _rows(("a_sf", "b_sf"), rolled(-1, 1)), seen="NVIDIA/cutlass 2087",
+        way("scales of the next 16 columns", entries(("a_sf", "b_sf"), rolled(-1, 1)), seen="NVIDIA/cutlass 2087",
             family=INDEX),
-        way("scales of the next row", _rows(("a_sf",), rolled(-1)), seen="vllm 42118", family=INDEX),
+        way("scales of the next row", entries(("a_sf",), rolled(-1)), seen="vllm 42118", family=INDEX),
     ),
-    read=lambda change: change,
+    read=itself,
     same_if=EQUAL,
     admissible_if=ABOVE,
 )  # fmt: skip  # a table, one row a line

@@ -7,14 +7,10 @@ Source: the threads that each declaration names (``seen``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
-from oracle.routines.base import Call
-from oracle.routines.fault import ARITHMETIC, INDEX, MOVEMENT, VALUE, Faults, need, ones, way
-from oracle.routines.ideas import OfTensor, halves_swapped, pairs_swapped, rolled
+from oracle.routines.fault import ARITHMETIC, INDEX, MOVEMENT, VALUE, Faults, entries, need, ones, way
+from oracle.routines.ideas import halves_swapped, pairs_swapped, rolled
 from oracle.routines.traits import of_class
 from oracle.routines.weight_only.layers import FusedMarlinMoe, SixteenBitLayer, TritonFusedExperts, TrtllmMxint4Moe
 
@@ -24,39 +20,34 @@ FAULTS = Faults(LAYERS)
 fault = FAULTS.declare
 MINE = "no public thread: "
 EQUAL, CLOSE = "it changes nothing", "it lies within the bounds of the layer"
-Tensors = dict[str, Tensor]
 several = need(lambda call: call.inputs["w1"].shape[0] > 1, "there is one expert")
 slots = need(lambda call: call.inputs["topk_ids"].shape[1] > 1, "a token has one expert")
 biased = need(lambda call: "bias1" in call.inputs, "there are no biases")
-
-
-def _of(names: tuple[str, ...], change: OfTensor) -> Callable[[Call, Tensors], Tensors]:
-    return lambda call, inputs: inputs | {n: change(inputs[n]).contiguous() for n in names if n in inputs}
 
 
 fault(
     "experts of 16 bits: {}",
     INDEX,
     over=(
-        way("weights of the next expert", _of(("w1", "w2"), rolled(-1)), seen="vllm 48895", needs=several),
-        way("scales of the next expert", _of(("w1_scale", "w2_scale"), rolled(-1)), seen="NVIDIA/cutlass 2087",
+        way("weights of the next expert", entries(("w1", "w2"), rolled(-1)), seen="vllm 48895", needs=several),
+        way("scales of the next expert", entries(("w1_scale", "w2_scale"), rolled(-1)), seen="NVIDIA/cutlass 2087",
             needs=several),
-        way("scales of the next column", _of(("w1_scale", "w2_scale"), rolled(-1, 2)), seen="NVIDIA/cutlass 2087"),
-        way("biases of the next expert", _of(("bias1", "bias2"), rolled(-1)), seen="vllm PR 43694", needs=biased),
-        way("biases left out", _of(("bias1", "bias2"), torch.zeros_like), seen="vllm PR 43694", family=VALUE,
+        way("scales of the next column", entries(("w1_scale", "w2_scale"), rolled(-1, 2)), seen="NVIDIA/cutlass 2087"),
+        way("biases of the next expert", entries(("bias1", "bias2"), rolled(-1)), seen="vllm PR 43694", needs=biased),
+        way("biases left out", entries(("bias1", "bias2"), torch.zeros_like), seen="vllm PR 43694", family=VALUE,
             needs=biased),
-        way("gate and up exchanged", _of(("w1", "w1_scale", "bias1"), halves_swapped(-1)), seen="sglang PR 11081",
+        way("gate and up exchanged", entries(("w1", "w1_scale", "bias1"), halves_swapped(-1)), seen="sglang PR 11081",
             on=MARLIN | MXINT4),
-        way("neighbouring gate and up exchanged", _of(("w1", "w1_scale", "bias1"), pairs_swapped),
+        way("neighbouring gate and up exchanged", entries(("w1", "w1_scale", "bias1"), pairs_swapped),
             seen="vllm PR 22951", on=OGS),
-        way("codes of 4 bits without their sign", _of(("w1", "w2"), lambda q: q ^ 8), on=MXINT4, family=VALUE,
+        way("codes of 4 bits without their sign", entries(("w1", "w2"), lambda q: q ^ 8), on=MXINT4, family=VALUE,
             seen="vllm flashinfer_trtllm_moe: prepare_static_weights_for_trtllm_mxint4_moe"),
-        way("weights of the next slot", _of(("topk_weights",), rolled(-1, 1)), seen="flashinfer 3547", needs=slots),
-        way("weights of the next token", _of(("topk_weights",), rolled(-1)), seen="vllm 48895"),
-        way("routing weights left out", _of(("topk_weights",), ones), seen="triton 6527", family=VALUE),
-        way("rows of the next token", _of(("hidden_states",), rolled(-1)), seen="flashinfer 3547"),
-        way("experts of the next token", _of(("topk_ids",), rolled(-1)), seen="flashinfer 3547"),
-        way("absent experts as the first", _of(("topk_ids",), lambda ids: ids.clamp(min=0)), seen="vllm 42118",
+        way("weights of the next slot", entries(("topk_weights",), rolled(-1, 1)), seen="flashinfer 3547", needs=slots),
+        way("weights of the next token", entries(("topk_weights",), rolled(-1)), seen="vllm 48895"),
+        way("routing weights left out", entries(("topk_weights",), ones), seen="triton 6527", family=VALUE),
+        way("rows of the next token", entries(("hidden_states",), rolled(-1)), seen="flashinfer 3547"),
+        way("experts of the next token", entries(("topk_ids",), rolled(-1)), seen="flashinfer 3547"),
+        way("absent experts as the first", entries(("topk_ids",), lambda ids: ids.clamp(min=0)), seen="vllm 42118",
             needs=need(lambda call: bool((call.inputs["topk_ids"] < 0).any()), "every slot has an expert")),
     ),
     read=lambda change: change,

@@ -236,6 +236,14 @@ class FusedMarlinMoe(SixteenBitLayer):
         return replace(plan, steps=(*plan.steps, Step("times", dtype, decode(rounded_to(weight, dtype)))))
 
 
+def _check_scales(inputs: Inputs) -> None:
+    """Raises ShapeError: the weights do not have one scale for 32 rows of K."""
+    for name in ("w1", "w2"):
+        e, k, n = inputs[name].shape
+        if tuple(inputs[f"{name}_scale"].shape) != (e, k // 32, n) or k % 32:
+            raise ShapeError(f"{name}_scale is {list(inputs[f'{name}_scale'].shape)}; pass [{e}, {k} / 32, {n}]")
+
+
 @register
 class TritonFusedExperts(SixteenBitLayer):
     """MXFP4 weights, exact in bfloat16. Biases are added in float32, the first before the activation, gpt-oss's: gate
@@ -249,10 +257,7 @@ class TritonFusedExperts(SixteenBitLayer):
     chained = False
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
-        for name in ("w1", "w2"):
-            e, k, n = inputs[name].shape
-            if tuple(inputs[f"{name}_scale"].shape) != (e, k // 32, n) or k % 32:
-                raise ShapeError(f"{name}_scale is {list(inputs[f'{name}_scale'].shape)}; pass [{e}, {k} / 32, {n}]")
+        _check_scales(inputs)
 
     def steps(self, dtype: torch.dtype, options: Options) -> Steps:
         """Gpt-oss's, rounded once; alpha is a float32."""
@@ -294,10 +299,8 @@ class TrtllmMxint4Moe(SixteenBitLayer):
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         super().refuse(inputs, options)
+        _check_scales(inputs)
         for name in ("w1", "w2"):
-            e, k, n = inputs[name].shape
-            if tuple(inputs[f"{name}_scale"].shape) != (e, k // 32, n) or k % 32:
-                raise ShapeError(f"{name}_scale is {list(inputs[f'{name}_scale'].shape)}; pass [{e}, {k} / 32, {n}]")
             if bool((inputs[name] > 15).any()):
                 raise InputError(f"{name} has a byte of {int(inputs[name].max())}; a code has 4 bits")
 
