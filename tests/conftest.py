@@ -48,7 +48,7 @@ gc.disable()
 # Compiled kernels are what is tested beside definitions, whether they are on disk already or not.
 _at_once = cpu_cold.compiled_at_once()
 _at_once.__enter__()
-atexit.register(_at_once.__exit__, None, None, None)  # what is not kept ends its block at once
+atexit.register(_at_once.__exit__, None, None, None)  # a context manager that is collected leaves its block
 
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 

@@ -224,7 +224,7 @@ def _refuses_right(changed: Call, call: Call, numerics: str | None) -> bool:
     it is no output of that."""
     try:
         held = changed.contract.judged(changed, call.contract.reference(call.inputs, **call.options), numerics)
-    except OracleError:
+    except OracleError:  # it is no output of the changed call
         return True
     return held.status is Status.FAILED
 

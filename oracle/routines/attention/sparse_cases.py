@@ -57,7 +57,7 @@ def _dsv4(case: Case) -> dict[str, Tensor]:
     size, half = int(case.option("page") or 64), max(n // 2, 1)
     inputs = {"query": q}
     if case.option("pools") == "2":
-        window = max(n - half, 1)  # of one token both pools have it
+        window = max(n - half, 1)  # a single token lies in both pools
         inputs |= {"swa_kv_cache": _pool(case, k[:window, 0], "window", size)}
         inputs |= {"sparse_indices": _slots(case, "window", window, c)}
         inputs |= {"compressed_kv_cache": _pool(case, k[n - half :, 0], "rest", size)}
