@@ -70,7 +70,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -249,7 +249,7 @@ def codes_bound(
         rows, first = slice(first, first + len(part.q)), first + len(part.q)
         scores = (x[rows, skipped:].to(own.q.device) for x in (known.values, known.errors))
         if column is not None:
-            own = replace(own, v=own.v[:, column : column + 1])
+            own = own.columns(slice(column, column + 1))
         parts.append(_codes(own, width, pipeline, *scores, alone=column is not None))
     return Edges(*(torch.cat([getattr(part, name) for part in parts]) for name in Edges.__dataclass_fields__))
 

@@ -159,6 +159,11 @@ class Attention:
         own = {name: getattr(self, name)[rows] for name in ("q", "q_scale", "start", "stop")}
         return replace(self, sink=None if self.sink is None else self.sink[rows], **own)
 
+    def columns(self, columns: slice) -> Attention:
+        """The same rows and keys with some of the ``columns`` of V, each with its scale."""
+        scale = self.v_scale[columns] if self.v_scale.dim() else self.v_scale
+        return replace(self, v=self.v[:, columns], v_scale=scale)
+
     def tiles(self) -> Iterator[Attention]:
         """The rows in blocks with at most :data:`TILE` scores each (or one row)."""
         step = self.at_once

@@ -512,7 +512,7 @@ class AttentionContract(Contract):
         for one in candidates(place.problem.k.shape[0]):
             part = place.problem.rows(slice(0, SAMPLED if one.few_keys else FIRST))
             if part.v.shape[1] <= part.q.shape[1]:  # a tile is chosen by the wider of both
-                part = replace(part, v=part.v[:, :FIRST])
+                part = part.columns(slice(FIRST))
             refused = one.why_not(part) or ""
             if not refused:
                 bits, rows = rounded_to(predict_attention(part, one).to(torch.float64), out.dtype), len(part.q)

@@ -82,7 +82,8 @@ def _msa(case: Case) -> dict[str, Tensor]:
         pages = torch.full((b * longest + 1, size, g, depth), 0x7F, dtype=torch.uint8, device="cpu")
         pages[order[:-1]] = x.view(torch.uint8).reshape(-1, size, g, depth)
         inputs[name] = pages.transpose(1, 2).contiguous().view(torch.float8_e4m3fn)
-    table, blocks, row = order[:-1].reshape(b, longest).to(torch.int32), torch.full((g, tokens, c), -1), 0
+    table, row = order[:-1].reshape(b, longest).to(torch.int32), 0
+    blocks = torch.full((g, tokens, c), -1, dtype=torch.int64, device="cpu")
     for keys, count in zip(lengths, queries, strict=True):
         for i in range(count):
             last = (keys - count + i if causal else keys - 1) // size

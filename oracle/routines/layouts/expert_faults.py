@@ -48,7 +48,7 @@ fault(
         way("blocks named by the next expert", ("expert_ids", rolled(-1)), seen=MINE + "a block too far"),
         way(
             "padding holds the first pair",
-            ("sorted_token_ids", lambda ids: ids % ids.max()),
+            ("sorted_token_ids", lambda ids: ids % ids.max().clamp(min=1)),
             seen=MINE + "an index kept in range",
         ),
         way("one block more counted", ("num_tokens_post_pad", lambda n: n + 1), seen=MINE + "an inclusive sum"),

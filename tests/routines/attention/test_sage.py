@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 import oracle
+from oracle.bounds.attention import Scores, codes_bound
 from oracle.errors import InputError, ShapeError
-from oracle.routines import cases
+from oracle.routines import cases, get
 from oracle.routines.attention.sage import slots
+from oracle.routines.base import Call
+from oracle.tensorcore.attention import pipeline
 from oracle.verdict.compare import Status
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,3 +76,29 @@ def test_refused(name: str, error: type[Exception]) -> None:
         inputs[name] = inputs[name][:, :, :-1].contiguous()
     with pytest.raises(error, match=name):
         oracle.reference(NAME, inputs, **case.call_options())
+
+
+def test_the_pipeline_is_identified() -> None:
+    """From the first columns of V, each with its own scale; the scales of the next columns have other bits."""
+    case = cases.parse(f"{CASE}/family=hot/seed=1")
+    inputs, options = case.inputs(), case.call_options()
+    out = oracle.predict(NAME, inputs, numerics="sm90.sage", **options)
+    best = oracle.identify(NAME, inputs, out, **options)[0]
+    assert (best.schedule, best.equal) == ("sm90.sage", 1.0)
+    moved = inputs | {"value_scale": inputs["value_scale"].roll(1, dims=2)}
+    assert oracle.identify(NAME, moved, out, **options)[0].equal < 1.0
+
+
+def test_a_bound_of_one_column_has_its_scale() -> None:
+    """It holds that of the column among all, and no more of another's scale."""
+    case = cases.parse(f"{CASE}/family=randn/seed=1")
+    contract = get(NAME)
+    place = next(iter(contract.places(case.inputs(), Call(contract, case.inputs(), case.call_options()).resolved)))
+    problem, known = place.problem, Scores.of(place.problem, torch.tensor([11]))
+    whole, alone = (
+        codes_bound(problem, pipeline("sm90.sage"), predicted=False, known=known, column=one) for one in (None, 7)
+    )
+    low, high = whole.low[:, 7:8], whole.high[:, 7:8]
+    assert alone.low.shape == alone.high.shape == (1, 1)
+    assert bool((alone.low <= low).all() and (alone.high >= high).all())
+    assert bool((alone.high - alone.low <= (high - low) * (1 + 2.0**-20)).all())
